@@ -1,0 +1,1 @@
+"""Hydra configuration files; imported as ``polyvision.configs``."""

@@ -1,0 +1,25 @@
+"""Polynomial composition activations: fused kernels, drop-in layers, and trainers that compare them."""
+
+from polyvision import functional
+from polyvision.activations import (
+    PolyNorm,
+    PolyNorm2d,
+    PolyReLU,
+    activation_names,
+    create_activation,
+    register_activation,
+)
+from polyvision.errors import PolyvisionError
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "PolyNorm",
+    "PolyNorm2d",
+    "PolyReLU",
+    "PolyvisionError",
+    "activation_names",
+    "create_activation",
+    "functional",
+    "register_activation",
+]

@@ -1,0 +1,193 @@
+"""Polynomial composition activations as modules.
+
+Source: Zhuo et al., 2024, https://arxiv.org/abs/2411.03884 (equations 1-3, Algorithms 1 and 2).
+Every class takes ``inplace`` as its first argument because timm passes it, and ignores it: the
+backward pass needs the input. Bad values raise ``ValueError``, since timm retries on ``TypeError``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyvision import functional
+from polyvision.activations.registry import register_activation
+
+__all__ = ["PolyNorm", "PolyNorm2d", "PolyReLU"]
+
+_PAPER = "Zhuo et al. 2024, https://arxiv.org/abs/2411.03884"
+
+
+def _integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+class _Polynomial(nn.Module):
+    """The coefficients that the family shares: ``weight`` of shape (order,) and ``bias`` of (1,)."""
+
+    def __init__(
+        self,
+        order: int,
+        bias: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        if not _integer(order) or not 1 <= order <= functional.MAX_ORDER:
+            raise ValueError(
+                f"{type(self).__name__}: order must be an integer from 1 to "
+                f"{functional.MAX_ORDER}, got {order!r}"
+            )
+        if not isinstance(bias, bool):
+            raise ValueError(f"{type(self).__name__}: bias must be True or False, got {bias!r}")
+        self.order = order
+        self.weight = nn.Parameter(torch.empty(order, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(1, device=device, dtype=dtype)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set every coefficient to 1/order and the bias to 0, the paper's initial values."""
+        nn.init.constant_(self.weight, 1.0 / self.order)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+@register_activation(
+    "polynorm",
+    kind="normalising",
+    source=_PAPER,
+    formula="sum_i w_i x^i / rms(x^i) + b",
+)
+class PolyNorm(_Polynomial):
+    r"""PolyNorm: powers of the input, each normalised over ``dim``, in a learned combination.
+
+    .. math:: y = \sum_{i=1}^{r} w_{i-1}\, x^i / \sqrt{\mathrm{mean}_{dim}(x^{2i}) + \epsilon} + b
+
+    Args:
+        inplace: accepted and ignored.
+        order: highest power r, 1 to 8.
+        eps: added to each mean of squares.
+        dim: the feature dimension; -1 for (..., features), 1 for NCHW (see ``PolyNorm2d``).
+        bias: learn a constant term.
+        device: where the coefficients live.
+        dtype: dtype of the coefficients; the output has the input's dtype whatever it is.
+
+    Shape:
+        Input and output: any shape with ``dim``. Parameters: ``weight`` (order,), ``bias`` (1,).
+
+    Raises:
+        ValueError: a value is out of range.
+
+    Example:
+        >>> PolyNorm(order=2)(torch.randn(4, 8)).shape
+        torch.Size([4, 8])
+    """
+
+    def __init__(
+        self,
+        inplace: bool = False,
+        *,
+        order: int = 3,
+        eps: float = 1e-6,
+        dim: int = -1,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(order, bias, device, dtype)
+        if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 < eps < math.inf:
+            raise ValueError(
+                f"{type(self).__name__}: eps must be a finite number greater than 0, got {eps!r}"
+            )
+        if not _integer(dim):
+            raise ValueError(f"{type(self).__name__}: dim must be an integer, got {dim!r}")
+        self.eps = eps
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the activation to ``x``."""
+        return functional.poly_norm(x, self.weight, self.bias, self.eps, dim=self.dim)
+
+    def extra_repr(self) -> str:
+        """Show the settings that the function depends on."""
+        return f"order={self.order}, eps={self.eps}, dim={self.dim}" + (
+            "" if self.bias is not None else ", bias=False"
+        )
+
+
+class PolyNorm2d(PolyNorm):
+    """PolyNorm over the channels of NCHW images (``dim=1``), for ``timm``'s ``act_layer=``.
+
+    Arguments, parameters and errors are those of ``PolyNorm``.
+
+    Example:
+        >>> PolyNorm2d()(torch.randn(2, 8, 4, 4)).shape
+        torch.Size([2, 8, 4, 4])
+    """
+
+    def __init__(
+        self,
+        inplace: bool = False,
+        *,
+        order: int = 3,
+        eps: float = 1e-6,
+        dim: int = 1,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            inplace, order=order, eps=eps, dim=dim, bias=bias, device=device, dtype=dtype
+        )
+
+
+@register_activation(
+    "polyrelu",
+    kind="pointwise",
+    source=_PAPER,
+    formula="sum_i w_i max(x, 0)^i + b",
+)
+class PolyReLU(_Polynomial):
+    r"""PolyReLU: a learned polynomial of the rectified input.
+
+    .. math:: y = \sum_{i=1}^{r} w_{i-1}\, \max(x, 0)^i + b
+
+    Nothing bounds the powers: with order 3 an fp16 output overflows near x = 58. Prefer PolyNorm in
+    networks without normalisation before the activation.
+
+    Args:
+        inplace: accepted and ignored.
+        order: highest power r, 1 to 8.
+        bias: learn a constant term.
+        device: where the coefficients live.
+        dtype: dtype of the coefficients.
+
+    Raises:
+        ValueError: a value is out of range.
+
+    Example:
+        >>> PolyReLU(order=2)(torch.tensor([-1.0, 2.0])).tolist()
+        [0.0, 3.0]
+    """
+
+    def __init__(
+        self,
+        inplace: bool = False,
+        *,
+        order: int = 3,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(order, bias, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the activation to ``x``."""
+        return functional.poly_relu(x, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        """Show the settings that the function depends on."""
+        return f"order={self.order}" + ("" if self.bias is not None else ", bias=False")

@@ -1,0 +1,121 @@
+"""The registry of activations: one decorator adds one, everything else is derived from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
+
+from torch import nn
+
+from polyvision.errors import PolyvisionError, unknown
+
+__all__ = [
+    "ActivationInfo",
+    "Kind",
+    "activation_info",
+    "activation_names",
+    "create_activation",
+    "register_activation",
+]
+
+Kind = Literal["pointwise", "normalising", "gated", "stochastic"]
+Factory = TypeVar("Factory", bound=Callable[..., nn.Module])
+
+# Set by the place an activation is put into, never by a configuration.
+_SITE_KEYWORDS = frozenset({"inplace", "dim", "device", "dtype"})
+
+
+@dataclasses.dataclass(frozen=True)
+class ActivationInfo:
+    """What the registry knows of one activation.
+
+    Attributes:
+        name: the name used in ``act=`` and ``create_activation``.
+        kind: ``pointwise`` (each element alone), ``normalising`` (needs a feature ``dim``),
+            ``gated`` (two inputs, FFN only) or ``stochastic``.
+        source: author, year and link.
+        formula: one line of plain text.
+        factory: class or function that builds the module.
+        options: a dataclass whose fields are the keywords a user may set, with their defaults.
+    """
+
+    name: str
+    kind: Kind
+    source: str
+    formula: str
+    factory: Callable[..., nn.Module]
+    options: type[Any]
+
+
+_REGISTRY: dict[str, ActivationInfo] = {}
+
+
+def register_activation(
+    name: str, *, kind: Kind, source: str, formula: str
+) -> Callable[[Factory], Factory]:
+    """Register a module class or factory under ``name``; the only step needed to add an activation.
+
+    Raises:
+        ValueError: the name is taken, or the kind is not one of the four.
+    """
+    if kind not in get_args(Kind):
+        raise unknown("activation kind", kind, get_args(Kind))
+
+    def decorate(factory: Factory) -> Factory:
+        if name in _REGISTRY:
+            raise PolyvisionError(f"an activation named {name!r} is registered already")
+        _REGISTRY[name] = ActivationInfo(
+            name, kind, source, formula, factory, _options_of(name, factory)
+        )
+        return factory
+
+    return decorate
+
+
+def _options_of(name: str, factory: Callable[..., nn.Module]) -> type[Any]:
+    """Make a dataclass of the keywords of ``factory`` that describe the function itself."""
+    constructor = factory.__init__ if inspect.isclass(factory) else factory
+    hints = get_type_hints(constructor)
+    fields = [
+        (p.name, hints[p.name], dataclasses.field(default=p.default))
+        for p in inspect.signature(constructor).parameters.values()
+        if p.kind is inspect.Parameter.KEYWORD_ONLY and p.name not in _SITE_KEYWORDS
+    ]
+    return dataclasses.make_dataclass(f"{name}_options", fields, frozen=True)
+
+
+def activation_names(*kinds: Kind) -> list[str]:
+    """Return the registered names, sorted; only those of ``kinds`` when any are given."""
+    return sorted(n for n, info in _REGISTRY.items() if not kinds or info.kind in kinds)
+
+
+def activation_info(name: str) -> ActivationInfo:
+    """Return the record of ``name``.
+
+    Raises:
+        ValueError: no such activation; the text lists the valid names.
+    """
+    try:
+        return _REGISTRY[name]
+    except KeyError:
+        raise unknown("activation", name, _REGISTRY) from None
+
+
+def create_activation(name: str, **keywords: Any) -> nn.Module:
+    """Build the activation ``name`` with the keywords of its constructor.
+
+    Raises:
+        ValueError: unknown name or keyword, or a value that the constructor refuses.
+
+    Example:
+        >>> create_activation("polynorm", order=2)
+        PolyNorm(order=2, eps=1e-06, dim=-1)
+    """
+    info = activation_info(name)
+    valid = set(inspect.signature(info.factory).parameters)
+    for keyword in keywords:
+        if keyword not in valid:
+            raise unknown(f"keyword of activation {name!r}", keyword, valid)
+    return info.factory(**keywords)

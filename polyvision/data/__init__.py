@@ -1,0 +1,1 @@
+"""Data: images, text and tokenizers."""

@@ -1,0 +1,1 @@
+"""The text that ships with the package."""

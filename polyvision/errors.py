@@ -1,0 +1,29 @@
+"""The one exception users meet, and the did-you-mean helper behind its texts."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["PolyvisionError", "did_you_mean", "unknown"]
+
+
+class PolyvisionError(ValueError):
+    """A mistake in what the user asked for: one text that names value, place and choices.
+
+    It is a ``ValueError`` on purpose: timm retries a layer's constructor on ``TypeError`` and
+    would hide the text.
+    """
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """Return ``' Did you mean X?'`` for the closest choice, or an empty string."""
+    close = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.6)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def unknown(what: str, name: str, choices: Iterable[str]) -> PolyvisionError:
+    """Build the error for a name that is not among ``choices``."""
+    valid = sorted(choices)
+    hint = did_you_mean(name, valid)
+    return PolyvisionError(f"unknown {what} {name!r}.{hint} Valid: {', '.join(valid)}.")

@@ -1,0 +1,1 @@
+"""Models: timm networks with any activation, and the transformer."""

@@ -1,0 +1,1 @@
+"""Training: configuration, Lightning modules, run folders and resume."""
