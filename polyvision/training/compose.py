@@ -1,0 +1,250 @@
+"""From the command line to a typed configuration, with every problem reported in one error.
+
+Hydra composes the groups in ``configs/``; the group ``act`` comes from the activation registry.
+Hydra itself stops at the first mistake and knows no types, so the overrides are checked first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_module
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+from polyvision.activations import activation_info, activation_names, create_activation
+from polyvision.errors import PolyvisionError, unknown
+from polyvision.training import schema
+from polyvision.training.typed import load
+
+__all__ = ["CONFIG_MODULE", "SCRIPTS", "compose", "register_groups", "typed_config"]
+
+CONFIG_MODULE = "polyvision.configs"
+SCRIPTS = {"vision": "train_vision", "language": "train_lm"}
+Task = Literal["vision", "language"]
+
+_SCHEMAS: dict[str, dict[str, type[Any]]] = {
+    "vision": {
+        "model": schema.VisionModelConfig,
+        "data": schema.ImageDataConfig,
+        "recipe": schema.VisionRecipeConfig,
+        "trainer": schema.TrainerConfig,
+    },
+    "language": {
+        "model": schema.LanguageModelConfig,
+        "data": schema.TextDataConfig,
+        "recipe": schema.LanguageRecipeConfig,
+        "trainer": schema.TrainerConfig,
+    },
+}
+
+
+def register_groups() -> None:
+    """Offer every registered activation as ``act=<name>``, its options as ``act.<option>=``."""
+    store = ConfigStore.instance()
+    for name in activation_names():
+        options = dataclasses.asdict(activation_info(name).options())
+        store.store(group="act", name=name, node={"name": name, **options})
+
+
+def compose(task: Task, overrides: list[str]) -> list[schema.Config]:
+    """Compose and check one configuration for each combination that ``overrides`` ask for.
+
+    Args:
+        task: ``vision`` or ``language``.
+        overrides: Hydra overrides, ``key=value``; ``key=a,b`` makes one run for each value.
+
+    Raises:
+        ValueError: one text with a line for each problem of any of the combinations.
+    """
+    register_groups()
+    # hydra.main may be running in this process: its state must not change under its feet.
+    state = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+            return _compose_all(task, overrides)
+    finally:
+        if state is not None:
+            GlobalHydra.instance().initialize(state)
+
+
+def _compose_all(task: Task, overrides: list[str]) -> list[schema.Config]:
+    problems: list[str] = []
+    parsed = _parse(overrides, problems)
+    groups = _groups()
+    good = [o for o in parsed if _group_fits(o, groups, problems)]
+    base = _hydra(task, [_plain_choice(o) for o in good if o.key_or_group in groups], problems)
+    if base is None:
+        raise _error(problems)
+    good = [o for o in good if o.key_or_group in groups or _key_fits(o, base, groups, problems)]
+    configs = []
+    for combination in itertools.product(*map(_choices, good)):
+        node = _hydra(task, list(combination), problems)
+        if node is not None:
+            try:
+                configs.append(typed_config(OmegaConf.to_container(node, resolve=True)))
+            except PolyvisionError as error:
+                problems.extend(str(error).splitlines())
+    if problems:
+        raise _error(problems)
+    return configs
+
+
+def typed_config(values: Any) -> schema.Config:
+    """Turn a composed configuration of plain values into its typed form.
+
+    Raises:
+        ValueError: one text with a line for each value that does not fit.
+    """
+    problems: list[str] = []
+    task = values["task"]
+    parts: dict[str, Any] = {}
+    for group, cls in _SCHEMAS[task].items():
+        node = values[group]
+        if node.get("task", task) != task:
+            problems.append(_wrong_task(task, group, node))
+        else:
+            parts[group] = load(cls, node, group, problems)
+    parts["act"] = _activation(task, values["act"], problems)
+    rest = {k: v for k, v in values.items() if k not in {*_SCHEMAS[task], "act"}}
+    rest["precision"] = str(rest["precision"])
+    scalars = load(_Scalars, rest, "", problems)
+    if problems or scalars is None:
+        raise _error(problems)
+    return schema.Config(**parts, **dataclasses.asdict(scalars))
+
+
+_Scalars = dataclasses.make_dataclass(
+    "_Scalars",
+    [
+        (f.name, schema.Config.__annotations__[f.name])
+        for f in dataclasses.fields(schema.Config)
+        if f.name not in {"model", "act", "data", "recipe", "trainer"}
+    ],
+    frozen=True,
+    namespace={"__module__": schema.__name__},
+)
+
+
+def _activation(
+    task: Task, node: Mapping[str, Any], problems: list[str]
+) -> schema.ActivationConfig | None:
+    info = activation_info(node["name"])
+    if task == "vision" and info.kind == "gated":
+        valid = ", ".join(n for n in activation_names() if activation_info(n).kind != "gated")
+        problems.append(
+            f"act={info.name} is gated: it takes two inputs and fits only the feed-forward network "
+            f"of a language model. Choose act= one of: {valid}"
+        )
+    options = load(info.options, {k: v for k, v in node.items() if k != "name"}, "act", problems)
+    if options is None:
+        return None
+    values = dataclasses.asdict(options)
+    try:
+        create_activation(info.name, **values)
+    except ValueError as error:
+        problems.append(f"act={info.name}: {error}")
+    return schema.ActivationConfig(info.name, values)
+
+
+def _wrong_task(task: Task, group: str, node: Mapping[str, Any]) -> str:
+    other, choice = node["task"], node["name"]
+    valid = [c for c in _groups()[group] if _task_of(group, c) in (None, task)]
+    return (
+        f"{group}={choice} is for {other}, not for {task}: run `python {SCRIPTS[other]}.py "
+        f"{group}={choice}`, or choose {group}= one of: {', '.join(valid)}"
+    )
+
+
+def _task_of(group: str, choice: str) -> str | None:
+    task = OmegaConf.select(hydra_compose(overrides=[f"+{group}={choice}"]), f"{group}.task")
+    return None if task is None else str(task)
+
+
+def _error(problems: Iterable[str]) -> PolyvisionError:
+    return PolyvisionError("\n".join(dict.fromkeys(problems)))
+
+
+def _parse(overrides: list[str], problems: list[str]) -> list[Override]:
+    parser = OverridesParser.create()
+    parsed = []
+    for text in overrides:
+        try:
+            parsed.extend(parser.parse_overrides([text]))
+        except HydraException:
+            problems.append(f"cannot read {text!r}: write key=value, such as seed=1")
+    return parsed
+
+
+def _groups() -> dict[str, list[str]]:
+    """Map each configuration group to its choices."""
+    loader = GlobalHydra.instance().config_loader()
+    names = [g for g in loader.list_groups("") if g != "hydra"]
+    return {g: sorted(loader.get_group_options(g)) for g in names}
+
+
+def _group_fits(override: Override, groups: dict[str, list[str]], problems: list[str]) -> bool:
+    choices = groups.get(override.key_or_group)
+    if choices is None or override.is_delete():
+        return True
+    wrong = [str(v) for v in _values(override) if str(v) not in choices]
+    problems.extend(f"{unknown(override.key_or_group, w, choices)}" for w in wrong)
+    return not wrong
+
+
+def _key_fits(
+    override: Override, base: DictConfig, groups: dict[str, list[str]], problems: list[str]
+) -> bool:
+    key = override.key_or_group
+    if key.startswith("hydra") or override.is_add() or override.is_force_add():
+        return True
+    parent, _, leaf = key.rpartition(".")
+    node = OmegaConf.select(base, parent) if parent else base
+    if isinstance(node, DictConfig) and leaf in node:
+        return True
+    if parent.endswith("options") and isinstance(node, DictConfig):
+        problems.append(f"{key} is not set yet: add it with +{override.input_line}")
+    elif isinstance(node, DictConfig):
+        prefix = f"{parent}." if parent else ""
+        siblings = {f"{prefix}{k}" for k in node} | (set() if parent else set(groups))
+        problems.append(str(unknown("key", key, siblings)))
+    else:
+        problems.append(str(unknown("key", key, set(base) | set(groups))))
+    return False
+
+
+def _values(override: Override) -> list[Any]:
+    if override.is_sweep_override():
+        return list(override.sweep_iterator())
+    return [override.value()]
+
+
+def _choices(override: Override) -> list[str]:
+    if not override.is_sweep_override():
+        return [override.input_line]
+    return [f"{_prefix(override)}={v}" for v in override.sweep_string_iterator()]
+
+
+def _plain_choice(override: Override) -> str:
+    return _choices(override)[0]
+
+
+def _prefix(override: Override) -> str:
+    return str(override.input_line).partition("=")[0]
+
+
+def _hydra(task: Task, overrides: list[str], problems: list[str]) -> DictConfig | None:
+    try:
+        return hydra_compose(SCRIPTS[task], overrides=overrides)
+    except HydraException as error:
+        problems.append(" ".join(str(error).split()))
+        return None

@@ -1,0 +1,185 @@
+"""The typed shape of a configuration: one dataclass for each group of keys."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any, Literal
+
+from polyvision.activations import activation_info
+from polyvision.training.typed import Bounds
+
+__all__ = [
+    "ActivationConfig",
+    "AugmentConfig",
+    "Config",
+    "ImageDataConfig",
+    "LanguageModelConfig",
+    "LanguageRecipeConfig",
+    "RecipeConfig",
+    "TextDataConfig",
+    "TrainerConfig",
+    "VisionModelConfig",
+    "VisionRecipeConfig",
+]
+
+Count = Annotated[int, Bounds(ge=1)]
+NonNegative = Annotated[float, Bounds(ge=0)]
+Positive = Annotated[float, Bounds(gt=0)]
+Share = Annotated[float, Bounds(ge=0, le=1)]
+
+
+@dataclasses.dataclass(frozen=True)
+class VisionModelConfig:
+    """A timm model: its name, whether pretrained weights are loaded, and constructor arguments."""
+
+    task: Literal["vision"]
+    name: str
+    pretrained: bool
+    options: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageModelConfig:
+    """A decoder-only transformer; ``ffn_hidden`` is the width of an ungated feed-forward network."""
+
+    task: Literal["language"]
+    name: str
+    context: Count
+    width: Count
+    layers: Count
+    heads: Count
+    kv_heads: Count | None
+    ffn_hidden: Count
+    rope_theta: Positive
+    norm_eps: Positive
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """What every data set has: its kind, where it lies, and how it is split and loaded."""
+
+    name: str
+    val_fraction: Annotated[float, Bounds(gt=0, lt=1)]
+    workers: Annotated[int, Bounds(ge=0)]
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageDataConfig(DataConfig):
+    """Labelled images."""
+
+    task: Literal["vision"]
+    root: str | None
+    image_size: Count
+    mean: list[float]
+    std: list[Positive]
+    crop_pct: Annotated[float, Bounds(gt=0, le=1)]
+    interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos", "random"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TextDataConfig(DataConfig):
+    """Plain text with a tokenizer, ``bytes`` or ``bpe:<vocabulary size>``."""
+
+    task: Literal["language"]
+    path: str | None
+    tokenizer: str
+
+
+@dataclasses.dataclass(frozen=True)
+class AugmentConfig:
+    """Augmentation of training images; 0 or null switches a part off."""
+
+    crop_scale: list[Share]
+    hflip: Share
+    color_jitter: NonNegative
+    auto_augment: str | None
+    erase: Share
+    rotate: NonNegative
+    translate: Share
+
+
+@dataclasses.dataclass(frozen=True)
+class RecipeConfig:
+    """How to train: optimizer, schedule, batch and clipping."""
+
+    name: str
+    epochs: Count
+    batch_size: Count
+    accumulate: Count
+    optimizer: str
+    optimizer_options: dict[str, Any]
+    lr: Positive
+    weight_decay: NonNegative
+    schedule: Literal["cosine", "step", "multistep", "poly", "wsd", "constant"]
+    schedule_options: dict[str, Any]
+    warmup_epochs: NonNegative
+    min_lr: NonNegative
+    clip_grad: Positive | None
+
+
+@dataclasses.dataclass(frozen=True)
+class VisionRecipeConfig(RecipeConfig):
+    """What only image classification has."""
+
+    task: Literal["vision"]
+    label_smoothing: Annotated[float, Bounds(ge=0, lt=1)]
+    augment: AugmentConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageRecipeConfig(RecipeConfig):
+    """Language modelling adds nothing to the shared recipe but its name."""
+
+    task: Literal["language"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainerConfig:
+    """Where and how long to train, and how often to look."""
+
+    accelerator: Literal["auto", "cpu", "gpu"]
+    devices: Count | Literal["auto"]
+    max_epochs: Count
+    max_steps: Count | None
+    val_every_n_steps: Count | None
+    checkpoint_every_n_steps: Count | None
+    log_every_n_steps: Count
+    histograms: bool
+    deterministic: bool
+    compile: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class ActivationConfig:
+    """An activation by name, and the keywords its constructor is given."""
+
+    name: str
+    options: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        """The name with every option that differs from its default, fit for a folder name."""
+        defaults = dataclasses.asdict(activation_info(self.name).options())
+        changed = [f"{k}{v}" for k, v in self.options.items() if v != defaults[k]]
+        return "-".join([self.name, *changed])
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A whole run. ``plain`` is the same as plain types, for files."""
+
+    task: Literal["vision", "language"]
+    model: VisionModelConfig | LanguageModelConfig
+    act: ActivationConfig
+    data: ImageDataConfig | TextDataConfig
+    recipe: VisionRecipeConfig | LanguageRecipeConfig
+    trainer: TrainerConfig
+    seed: Annotated[int, Bounds(ge=0, lt=2**32)]
+    precision: Literal["32", "bf16", "fp16"]
+    run_root: str
+    resume: str | None
+    dry_run: bool
+
+    def plain(self) -> dict[str, Any]:
+        """Return nested dictionaries of plain values."""
+        return dataclasses.asdict(self)
