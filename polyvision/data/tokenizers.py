@@ -128,9 +128,12 @@ class BPETokenizer(Tokenizer):
             or (parts.get("decoder") or {}).get("type") != "ByteLevel"
         ):
             raise PolyvisionError("tokenizer definition: the model must be a byte-level BPE")
-        self._tokenizer = tokenizers.Tokenizer.from_str(definition)
-        ids = range(self._tokenizer.get_vocab_size())
-        self._vocabulary = tuple(_to_bytes(self._tokenizer.id_to_token(i)) for i in ids)
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(definition)
+            ids = self._tokenizer.get_vocab()
+            self._vocabulary = tuple(_to_bytes(token) for token in sorted(ids, key=ids.__getitem__))
+        except Exception as error:  # the library raises nothing narrower
+            raise PolyvisionError(f"tokenizer definition: not usable ({error!r})") from None
 
     @classmethod
     def train(cls, text: str, vocab_size: int) -> BPETokenizer:

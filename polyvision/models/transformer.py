@@ -109,7 +109,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
         """Apply the layer."""
         x = x + self.attention(self.attention_norm(x), rotation)
-        return x + self.ffn(self.ffn_norm(x))
+        y: Tensor = x + self.ffn(self.ffn_norm(x))
+        return y
 
 
 class Transformer(nn.Module):
@@ -145,9 +146,9 @@ class Transformer(nn.Module):
         """Draw all matrices, embeddings included, from a normal distribution."""
         for matrix in (self.embedding, self.head):
             nn.init.normal_(matrix.weight, std=std)
-        for block in self.blocks:
-            block.attention.init_matrices(std)
-            block.ffn.init_matrices(std)
+        for module in self.modules():
+            if isinstance(module, Attention | FeedForward):
+                module.init_matrices(std)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits of the token that follows each prefix."""
