@@ -26,4 +26,4 @@ def unknown(what: str, name: str, choices: Iterable[str]) -> PolyvisionError:
     """Build the error for a name that is not among ``choices``."""
     valid = sorted(choices)
     hint = did_you_mean(name, valid)
-    return PolyvisionError(f"unknown {what} {name!r}.{hint} Valid: {', '.join(valid)}.")
+    return PolyvisionError(f"unknown {what} {name!r}.{hint} Valid: {', '.join(valid) or 'none'}.")

@@ -43,6 +43,10 @@ class _Polynomial(nn.Module):
             )
         if not isinstance(bias, bool):
             raise ValueError(f"{type(self).__name__}: bias must be True or False, got {bias!r}")
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise ValueError(
+                f"{type(self).__name__}: dtype must be a floating-point torch.dtype, got {dtype!r}"
+            )
         self.order = order
         self.weight = nn.Parameter(torch.empty(order, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(1, device=device, dtype=dtype)) if bias else None

@@ -15,6 +15,7 @@ __all__ = [
     "ActivationInfo",
     "Kind",
     "activation_info",
+    "activation_modules",
     "activation_names",
     "create_activation",
     "register_activation",
@@ -57,8 +58,11 @@ def register_activation(
 ) -> Callable[[Factory], Factory]:
     """Register a module class or factory under ``name``; the only step needed to add an activation.
 
+    Every keyword of ``factory`` needs a type and a default; ``act.<keyword>=`` is made from them.
+
     Raises:
-        ValueError: the name is taken, or the kind is not one of the four.
+        ValueError: the name is taken, the kind is not one of the four, or a keyword lacks its type
+            or default.
     """
     if kind not in get_args(Kind):
         raise unknown("activation kind", kind, get_args(Kind))
@@ -74,15 +78,26 @@ def register_activation(
     return decorate
 
 
+def _keywords(factory: Callable[..., nn.Module]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of ``factory`` that can be given by name."""
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(factory).parameters
+    return {name: p for name, p in parameters.items() if p.kind in by_name}
+
+
 def _options_of(name: str, factory: Callable[..., nn.Module]) -> type[Any]:
     """Make a dataclass of the keywords of ``factory`` that describe the function itself."""
-    constructor = factory.__init__ if inspect.isclass(factory) else factory
-    hints = get_type_hints(constructor)
-    fields = [
-        (p.name, hints[p.name], dataclasses.field(default=p.default))
-        for p in inspect.signature(constructor).parameters.values()
-        if p.kind is inspect.Parameter.KEYWORD_ONLY and p.name not in _SITE_KEYWORDS
-    ]
+    hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
+    fields = []
+    for keyword, parameter in _keywords(factory).items():
+        if keyword in _SITE_KEYWORDS:
+            continue
+        if keyword not in hints or parameter.default is inspect.Parameter.empty:
+            raise PolyvisionError(
+                f"activation {name!r}: keyword {keyword!r} needs a type annotation and a default, "
+                f"since act.{keyword}= in a configuration is made from them"
+            )
+        fields.append((keyword, hints[keyword], dataclasses.field(default=parameter.default)))
     return dataclasses.make_dataclass(f"{name}_options", fields, frozen=True)
 
 
@@ -114,8 +129,14 @@ def create_activation(name: str, **keywords: Any) -> nn.Module:
         PolyNorm(order=2, eps=1e-06, dim=-1)
     """
     info = activation_info(name)
-    valid = set(inspect.signature(info.factory).parameters)
+    valid = _keywords(info.factory)
     for keyword in keywords:
         if keyword not in valid:
             raise unknown(f"keyword of activation {name!r}", keyword, valid)
     return info.factory(**keywords)
+
+
+def activation_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the registered activations inside ``model`` by their dotted names."""
+    classes = tuple(i.factory for i in _REGISTRY.values() if inspect.isclass(i.factory))
+    return {name: m for name, m in model.named_modules() if isinstance(m, classes)}

@@ -1,0 +1,188 @@
+"""The contract of every registered activation as a module: constructor, state, layout, copies."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from activation_oracles import UNGATED, build, inputs, option_names
+
+from polyvision import PolyNorm, PolyNorm2d, activation_names, create_activation
+from polyvision.activations import activation_info
+
+NAMES = activation_names()
+POLYNOMIAL = [name for name in NAMES if "order" in option_names(name)]
+NORMALISING = activation_names("normalising")
+
+
+@pytest.mark.parametrize("name", UNGATED)
+def test_inplace_is_taken_in_every_way_timm_passes_it_and_ignored(name: str) -> None:
+    make = activation_info(name).factory
+    x = torch.randn(4, 6)
+    before, want = x.clone(), make()(x.clone())
+    for module in (make(), make(inplace=True), make(inplace=False), make(True)):
+        assert torch.equal(module(x), want)
+        assert torch.equal(x, before)
+        assert repr(module) == repr(make())
+
+
+@pytest.mark.parametrize("name", POLYNOMIAL)
+def test_everything_after_inplace_is_keyword_only(name: str) -> None:
+    with pytest.raises(TypeError, match="positional"):
+        activation_info(name).factory(False, 3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unknown_keywords_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"keyword of activation '{name}' 'ordr'"):
+        create_activation(name, ordr=3)
+    with pytest.raises(TypeError, match="ordr"):
+        activation_info(name).factory(ordr=3)
+
+
+BAD = {
+    "order": [0, 9, -1, 3.0, "3", True, None],
+    "eps": [0, 0.0, -1e-6, float("inf"), float("nan"), "1e-6", True, None],
+    "dim": [1.5, "1", True, None],
+    "bias": [1, 0, "yes", None],
+    "dtype": [torch.int32, torch.complex64, torch.bool, "float32"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "keyword", "value"),
+    [
+        (name, keyword, value)
+        for name in POLYNOMIAL
+        for keyword, values in BAD.items()
+        if keyword in option_names(name) or keyword == "dtype" or name in NORMALISING
+        for value in values
+    ],
+)
+def test_bad_values_raise_an_error_that_names_them(name: str, keyword: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{keyword} must be") as error:
+        create_activation(name, **{keyword: value})
+    assert activation_info(name).factory.__name__ in str(error.value)
+    assert repr(value) in str(error.value)
+
+
+@pytest.mark.parametrize("name", POLYNOMIAL)
+def test_state_dict_keys_and_shapes(name: str) -> None:
+    for order in (1, 3, 8):
+        state = create_activation(name, order=order).state_dict()
+        assert list(state)[:2] == ["weight", "bias"]
+        assert state["weight"].shape == (order,)
+        assert state["bias"].shape == (1,)
+    assert "bias" not in create_activation(name, bias=False).state_dict()
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - set(POLYNOMIAL)))
+def test_baselines_have_no_parameters(name: str) -> None:
+    assert not create_activation(name).state_dict()
+
+
+def test_extra_repr_shows_what_the_function_depends_on() -> None:
+    assert repr(PolyNorm(order=2, eps=1e-5)) == "PolyNorm(order=2, eps=1e-05, dim=-1)"
+    assert repr(PolyNorm2d(bias=False)) == "PolyNorm2d(order=3, eps=1e-06, dim=1, bias=False)"
+    for name in POLYNOMIAL:
+        shown = repr(create_activation(name, order=4, bias=False))
+        assert "order=4" in shown
+        assert "bias=False" in shown
+    for name in NORMALISING:
+        shown = repr(create_activation(name, eps=0.25, dim=2))
+        assert "eps=0.25" in shown
+        assert "dim=2" in shown
+
+
+def test_polynorm2d_is_polynorm_over_channels() -> None:
+    x = torch.randn(2, 5, 4, 3)
+    rows = x.permute(0, 2, 3, 1)
+    want = PolyNorm(order=2)(rows).permute(0, 3, 1, 2)
+    assert torch.equal(PolyNorm2d(order=2)(x), PolyNorm(order=2, dim=1)(x))
+    torch.testing.assert_close(PolyNorm2d(order=2)(x), want)
+    assert PolyNorm2d().state_dict().keys() == PolyNorm().state_dict().keys()
+
+
+@pytest.mark.parametrize("name", UNGATED)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_memory_format_is_kept(name: str, layout: torch.memory_format) -> None:
+    module = build(name, **({"dim": 1} if name in NORMALISING else {}))
+    x = torch.randn(2, 6, 4, 4).to(memory_format=layout).requires_grad_()
+    y = module(x)
+    assert y.is_contiguous(memory_format=layout)
+    y.backward(torch.randn(2, 6, 4, 4).to(memory_format=layout))
+    assert x.grad.is_contiguous(memory_format=layout)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inputs_and_incoming_gradients_are_never_modified(name: str) -> None:
+    xs = inputs(name, 4, 6, dtype=torch.float32)
+    upstream = torch.randn(4, 6)
+    before = [t.detach().clone() for t in (*xs, upstream)]
+    build(name)(*xs).backward(upstream)
+    for tensor, old in zip((*xs, upstream), before, strict=True):
+        assert torch.equal(tensor, old)
+        assert tensor is upstream or tensor.grad is not None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_meta_device(name: str) -> None:
+    with torch.device("meta"):
+        module = create_activation(name)
+        y = module(*(torch.empty(2, 3, dtype=torch.bfloat16) for _ in inputs(name, 1)))
+    assert all(p.is_meta for p in module.parameters())
+    assert (y.device.type, y.shape, y.dtype) == ("meta", (2, 3), torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", POLYNOMIAL)
+def test_device_and_dtype_keywords_place_the_coefficients(name: str) -> None:
+    module = create_activation(name, device="meta", dtype=torch.bfloat16)
+    assert {(p.device.type, p.dtype) for p in module.parameters()} == {("meta", torch.bfloat16)}
+    module.to_empty(device="cpu").reset_parameters()
+    fresh = create_activation(name, dtype=torch.bfloat16)
+    for ours, theirs in zip(module.parameters(), fresh.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("coefficients", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", POLYNOMIAL)
+def test_output_has_the_dtype_of_the_input(name: str, coefficients: torch.dtype) -> None:
+    module = create_activation(name, dtype=coefficients)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        (x,) = inputs(name, 3, 8, dtype=dtype)
+        y = module(x)
+        assert y.dtype == dtype
+        y.sum().backward()
+        assert x.grad.dtype == dtype
+        assert module.weight.grad.dtype == coefficients
+
+
+def saved_and_loaded(module: torch.nn.Module) -> torch.nn.Module:
+    buffer = io.BytesIO()
+    torch.save(module.state_dict(), buffer)
+    buffer.seek(0)
+    fresh = copy.deepcopy(module)
+    for parameter in fresh.parameters():
+        torch.nn.init.zeros_(parameter)
+    fresh.load_state_dict(torch.load(buffer, weights_only=True))
+    return fresh
+
+
+@pytest.mark.parametrize(
+    "duplicate",
+    [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), saved_and_loaded],
+    ids=["deepcopy", "pickle", "state_dict"],
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_copies_compute_the_same_and_share_nothing(name: str, duplicate: Any) -> None:
+    module = build(name)
+    twin = duplicate(module)
+    xs = inputs(name, 4, 6, dtype=torch.float32)
+    assert torch.equal(module(*xs), twin(*xs))
+    assert repr(module) == repr(twin)
+    pointers = {p.data_ptr() for p in module.parameters()}
+    assert pointers.isdisjoint(p.data_ptr() for p in twin.parameters())

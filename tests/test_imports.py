@@ -1,0 +1,186 @@
+"""The order of imports, what an import costs, and the form of every public symbol."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+# Rooms from the bottom up, each with those it may import. An import only goes downhill.
+BELOW: dict[str, set[str]] = {"errors": set(), "kernels": {"errors"}, "configs": {"errors"}}
+BELOW["data"] = {"errors"}
+BELOW["functional"] = {"errors", "kernels"}
+BELOW["activations"] = BELOW["functional"] | {"functional"}
+BELOW["models"] = BELOW["activations"] | {"activations"}
+BELOW["training"] = BELOW["models"] | {"models", "data", "configs", ""}
+BELOW["analysis"] = BELOW["training"]
+BELOW["cli"] = BELOW["training"] | {"training", "analysis"}
+BELOW[""] = BELOW["models"]  # polyvision/__init__.py
+
+# Packages that only these rooms import. `lightning` and `hydra` stay out of what others reuse.
+ONLY_IN = {
+    "triton": {"kernels"},
+    "timm": {"models", "data", "training"},
+    "torchvision": {"models", "data"},
+    "sklearn": {"data"},
+    "tokenizers": {"data"},
+    "lightning": {"training"},
+    "hydra": {"training", "cli"},
+    "omegaconf": {"training", "cli"},
+}
+KERNELS_NEED = {"torch", "triton", "polyvision"}
+
+
+def modules() -> dict[str, Path]:
+    """Return every module of the package: dotted name under polyvision -> file."""
+    found = {}
+    for folder in ("polyvision", "kernels", "configs"):
+        inside = ROOT / folder if folder == "polyvision" else ROOT
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(inside).with_suffix("").parts
+            found[".".join(part for part in parts if part != "__init__")] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(name: str, path: Path) -> Iterator[tuple[str, int]]:
+    """Yield (absolute dotted name, line) of every import in a file, also those in functions."""
+    package = ["polyvision", *name.split(".")] if name else ["polyvision"]
+    if path.name != "__init__.py":
+        package.pop()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            # `from polyvision import kernels` names a room by its alias.
+            names = (f"{source}.{alias.name}" for alias in node.names)
+            yield from ((full, node.lineno) for full in names)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_go_only_downhill(name: str) -> None:
+    room = name.split(".")[0]
+    file, wrong = MODULES[name].relative_to(ROOT), []
+    for target, line in imports(name, MODULES[name]):
+        top, _, rest = target.partition(".")
+        if top == "polyvision":
+            other = rest.split(".")[0]
+            allowed = other == room or other in BELOW[room]
+        elif room == "kernels":
+            allowed = top in KERNELS_NEED or top in sys.stdlib_module_names
+        else:
+            allowed = top not in ("kernels", "configs") and room in ONLY_IN.get(top, {room})
+        if not allowed:
+            wrong.append(f"{file}:{line}: {room or 'polyvision'} imports {target}")
+    assert not wrong
+
+
+def python(code: str, cwd: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_polyvision_loads_only_torch(tmp_path: Path) -> None:
+    heavy = sorted({*ONLY_IN, "matplotlib", "tensorboard", "scipy", "torch._dynamo"})
+    code = f"import sys, polyvision; print([m for m in {heavy} if m in sys.modules])"
+    assert python(code, tmp_path).strip() == "[]"
+
+
+STATE = """
+import os, random, sys, warnings
+import torch
+def state():
+    return (dict(os.environ), list(sys.path), list(warnings.filters), random.getstate(),
+            torch.get_rng_state().tolist(), torch.get_default_dtype(), torch.get_num_threads(),
+            torch.is_grad_enabled(), torch.get_float32_matmul_precision())
+before = state()
+import kernels
+assert kernels.__file__.startswith({root!r}), kernels.__file__
+assert state() == before
+assert "triton" not in sys.modules
+print(sorted(vars(kernels)))
+"""
+
+
+def test_top_level_kernels_folder_changes_nothing_when_imported(root: Path) -> None:
+    """Scripts started in the repository see kernels/ under the name of another package."""
+    printed = python(STATE.format(root=str(root)), root)
+    names = set(ast.literal_eval(printed))  # one line: the import itself prints nothing
+    # What transformers and other users of that package look for there; it then falls back.
+    assert names.isdisjoint({"get_kernel", "kernelize", "Device", "Mode", "LayerRepository"})
+
+
+@pytest.mark.skipif(
+    not all(importlib.util.find_spec(package) for package in ("transformers", "huggingface_hub"))
+    or not any((Path(p) / "kernels").is_dir() for p in sys.path if "site-packages" in p),
+    reason="needs transformers and the package named kernels",
+)
+def test_transformers_imports_from_the_root_of_the_repository(root: Path) -> None:
+    code = "import transformers; from transformers import AutoModel; print(AutoModel.__name__)"
+    assert python(code, root).strip() == "AutoModel"
+
+
+def is_public_def(node: ast.AST) -> bool:
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    return isinstance(node, kinds) and not node.name.startswith("_")
+
+
+def is_annotated(function: ast.FunctionDef | ast.AsyncFunctionDef, method: bool) -> bool:
+    decorators = {ast.unparse(decorator) for decorator in function.decorator_list}
+    if "triton.jit" in decorators:  # its arguments are pointers and tiles, not Python values
+        return True
+    a = function.args
+    arguments = [*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))]
+    own = arguments[1:] if method and "staticmethod" not in decorators else arguments
+    return function.returns is not None and all(argument.annotation for argument in own)
+
+
+def form_errors(scope: ast.Module | ast.ClassDef) -> Iterator[str]:
+    """Yield what the public functions and classes of a scope lack, methods included."""
+    for node in filter(is_public_def, scope.body):
+        if not ast.get_docstring(node):
+            yield f"line {node.lineno}: {node.name} has no docstring"
+        if isinstance(node, ast.ClassDef):
+            yield from form_errors(node)
+        elif not is_annotated(node, method=isinstance(scope, ast.ClassDef)):
+            yield f"line {node.lineno}: {node.name} is not fully annotated"
+
+
+def target_of(node: ast.Assign | ast.AnnAssign) -> ast.expr:
+    return node.targets[0] if isinstance(node, ast.Assign) else node.target
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_form_of_every_module(name: str) -> None:
+    text = MODULES[name].read_text(encoding="utf-8")
+    assert text.count("\n") <= 400
+    assert text.isascii()
+    tree = ast.parse(text)
+    assert ast.get_docstring(tree)
+    assert not list(form_errors(tree))
+
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign)]
+    variables = {t.id for t in map(target_of, assigned) if isinstance(t, ast.Name)}
+    defined = {node.name for node in tree.body if is_public_def(node)}
+    aliases = [a for node in tree.body if isinstance(node, ast.ImportFrom) for a in node.names]
+    imported = {alias.asname or alias.name for alias in aliases}
+    if "__all__" not in variables:
+        assert not defined | imported, "no __all__"
+        return
+    listed = next(ast.literal_eval(n.value) for n in assigned if "__all__" in ast.unparse(n))
+    assert len(set(listed)) == len(listed)
+    assert set(listed) <= defined | imported | variables, "in __all__ but not defined"
+    assert defined <= set(listed), "public by name but not in __all__"
