@@ -1,0 +1,175 @@
+"""Sampling against closed forms, and what it must leave untouched."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from polyvision.errors import PolyvisionError
+from polyvision.models.generation import generate, next_token_probabilities
+from polyvision.models.transformer import Transformer, TransformerShape
+
+SHAPE = TransformerShape(vocab_size=23, context=8, width=16, layers=1, heads=2, ffn_hidden=24)
+
+
+class Fixed(nn.Module):
+    """A language model that always expects the same distribution."""
+
+    shape = SimpleNamespace(context=4)
+
+    def __init__(self, probabilities: list[float]) -> None:
+        super().__init__()
+        self.logits = torch.tensor(probabilities).log()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        assert tokens.shape[1] <= self.shape.context
+        return self.logits.expand(*tokens.shape, -1)
+
+
+def prompt(*size: int) -> Tensor:
+    return torch.randint(SHAPE.vocab_size, size)
+
+
+def test_greedy_equals_a_loop_of_argmax_over_the_last_context() -> None:
+    model, start = Transformer(SHAPE), prompt(3, 5)
+    expected = start
+    for _ in range(9):
+        following = model(expected[:, -8:])[:, -1].argmax(-1)
+        expected = torch.cat((expected, following[:, None]), dim=1)
+    assert torch.equal(generate(model, start, 9, temperature=0), expected)
+    assert torch.equal(generate(model, start, 0), start)
+
+
+def test_a_prompt_longer_than_the_context_is_kept_and_cropped() -> None:
+    model, start = Transformer(SHAPE), prompt(2, 20)
+    out = generate(model, start, 3, temperature=0)
+    assert torch.equal(out[:, :20], start)
+    assert torch.equal(out[:, 20:], generate(model, start[:, -8:], 3, temperature=0)[:, 8:])
+
+
+def test_seeds() -> None:
+    model, start = Transformer(SHAPE), prompt(4, 5)
+    first, again, other = (generate(model, start, 16, seed=s) for s in (3, 3, 4))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    fresh = [generate(model, start, 16) for _ in range(2)]
+    assert not torch.equal(*fresh)
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_the_random_state_of_training_is_untouched(seed: int | None) -> None:
+    model, start = Fixed([0.5, 0.5]), prompt(2, 3)
+    before = torch.get_rng_state()
+    generate(model, start, 4, seed=seed)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class Failing(nn.Module):
+    """Two parts in different modes; notes the modes it is called in, then fails."""
+
+    shape = SHAPE
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.active, self.frozen = nn.Dropout(), nn.Dropout().eval()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        raise RuntimeError(f"training: {[m.training for m in self.modules()]}")
+
+
+def test_modes_and_gradients_are_restored_even_after_an_error() -> None:
+    model = Failing()
+    with pytest.raises(RuntimeError, match=r"training: \[False, False, False\]"):
+        generate(model, prompt(1, 2), 1)
+    assert [m.training for m in model.modules()] == [True, True, False]
+    assert torch.is_grad_enabled()
+
+
+P = [0.1, 0.4, 0.2, 0.3]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p", "expected"),
+    [
+        (1.0, None, None, P),
+        (0.5, None, None, [1 / 30, 16 / 30, 4 / 30, 9 / 30]),  # squares
+        (1.0, 1, None, [0, 1, 0, 0]),
+        (1.0, 2, None, [0, 4 / 7, 0, 3 / 7]),
+        (1.0, 9, None, P),
+        (1.0, None, 1.0, P),
+        (1.0, None, 0.95, P),
+        (1.0, None, 0.85, [0, 4 / 9, 2 / 9, 3 / 9]),
+        (1.0, None, 0.5, [0, 4 / 7, 0, 3 / 7]),
+        (1.0, None, 1e-9, [0, 1, 0, 0]),
+        (0.5, None, 0.8, [0, 16 / 25, 0, 9 / 25]),  # top_p sees the tempered distribution
+        (1.0, 2, 0.55, [0, 1, 0, 0]),  # and what top_k left: 4/7 > 0.55
+        (1e-40, None, None, [0, 1, 0, 0]),
+        (1e30, None, None, [0.25] * 4),
+    ],
+)
+def test_distribution(
+    temperature: float, top_k: int | None, top_p: float | None, expected: list[float]
+) -> None:
+    logits = torch.tensor([P, P[::-1]]).log() + torch.tensor([[50.0], [-70.0]])
+    got = next_token_probabilities(logits, temperature, top_k, top_p)
+    torch.testing.assert_close(got, torch.tensor([expected, expected[::-1]], dtype=got.dtype))
+
+
+@given(
+    logits=st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=40),
+    top_p=st.floats(0.01, 0.999),
+)
+@settings(deadline=None)
+def test_top_p_keeps_the_smallest_set_that_reaches_it(logits: list[float], top_p: float) -> None:
+    row = torch.tensor([logits], dtype=torch.float64)
+    p, kept = row.softmax(-1)[0], next_token_probabilities(row, 1.0, None, top_p)[0]
+    inside = p[kept > 0]
+    assert inside.sum() >= top_p - 1e-12
+    assert inside.sum() - inside.min() < top_p + 1e-12
+    assert inside.min() >= p[kept == 0].max() if (kept == 0).any() else True
+    torch.testing.assert_close(kept[kept > 0], inside / inside.sum())
+
+
+def test_half_precision_logits_are_treated_in_fp32() -> None:
+    logits = torch.randn(2, 1000).bfloat16()
+    got = next_token_probabilities(logits, 1.0, None, None)
+    torch.testing.assert_close(got, logits.double().softmax(-1).float())
+
+
+def test_samples_follow_the_distribution() -> None:
+    """Pearson's chi-square of 20,000 draws; 3 degrees of freedom exceed 16.3 once in 1,000."""
+    n = 20_000
+    out = generate(Fixed(P), torch.zeros(n, 1, dtype=torch.int64), 1, seed=0)[:, 1]
+    expected = n * torch.tensor(P)
+    counts = torch.bincount(out, minlength=4)
+    assert ((counts - expected) ** 2 / expected).sum() < 16.3
+    few = generate(Fixed(P), torch.zeros(n, 1, dtype=torch.int64), 1, seed=0, top_k=2)[:, 1]
+    assert set(few.tolist()) == {1, 3}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"prompt": torch.zeros(2, 0, dtype=torch.int64)}, r"at least one token, got .*\(2, 0\)"),
+        ({"prompt": torch.zeros(3, dtype=torch.int64)}, r"shape \(batch, length\)"),
+        ({"prompt": torch.zeros(1, 3)}, r"must be int64 .* got torch.float32"),
+        ({"max_new_tokens": -1}, "max_new_tokens must be 0 or more, got -1"),
+        ({"temperature": -0.5}, "temperature must be 0 .* got -0.5"),
+        ({"temperature": math.nan}, "got nan"),
+        ({"temperature": math.inf}, "got inf"),
+        ({"top_k": 0}, "top_k must be 1 or more, or None for all, got 0"),
+        ({"top_p": 0.0}, "top_p must be greater than 0 and at most 1"),
+        ({"top_p": 1.5}, "got 1.5"),
+    ],
+)
+def test_errors(arguments: dict[str, Any], text: str) -> None:
+    valid = {"prompt": torch.zeros(1, 3, dtype=torch.int64), "max_new_tokens": 2}
+    with pytest.raises(PolyvisionError, match=text):
+        generate(Fixed(P), **(valid | arguments))
