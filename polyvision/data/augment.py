@@ -1,0 +1,138 @@
+"""Augmentation settings, and the transforms that timm and torchvision build from them.
+
+All randomness comes from the global generators of torch, numpy and Python, so that a loader which
+seeds these per sample repeats every image exactly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from PIL.Image import Image
+from timm.data import create_transform
+from torch import Tensor
+from torchvision import transforms
+
+from polyvision.errors import PolyvisionError, unknown
+
+__all__ = ["Augment", "Transform", "eval_transform", "train_transform"]
+
+Transform = Callable[[Image], Tensor]
+
+_INTERPOLATIONS = ("bicubic", "bilinear", "random")
+
+
+@dataclasses.dataclass(frozen=True)
+class Augment:
+    """How images are cropped and varied; the same settings for every data set.
+
+    Attributes:
+        crop_scale: smallest and largest share of the image's area that a training crop covers.
+        crop_ratio: smallest and largest ratio of width to height of a training crop. With
+            ``crop_scale`` and ``crop_ratio`` both (1, 1) a square image is used whole.
+        hflip: probability of a horizontal flip.
+        color_jitter: strength of brightness, contrast and saturation changes; 0 is off. timm leaves
+            it out when ``auto_augment`` is set.
+        auto_augment: a timm policy such as ``rand-m7-mstd0.5-inc1``, ``augmix-m3-w3``,
+            ``original`` or ``3a``; None is off.
+        erase: probability of erasing a rectangle, filled with noise, after normalisation.
+        rotate: largest rotation in degrees, to either side; corners are filled with black.
+        translate: largest shift as a fraction of the image's side; edges are filled with black.
+        interpolation: ``bicubic``, ``bilinear``, or ``random``: one of the two per training image,
+            bicubic in validation.
+        crop_pct: side of validation's central crop, as a fraction of the resized image.
+    """
+
+    crop_scale: Sequence[float] = (0.08, 1.0)
+    crop_ratio: Sequence[float] = (3 / 4, 4 / 3)
+    hflip: float = 0.5
+    color_jitter: float = 0.0
+    auto_augment: str | None = None
+    erase: float = 0.0
+    rotate: float = 0.0
+    translate: float = 0.0
+    interpolation: str = "bicubic"
+    crop_pct: float = 0.875
+
+    def __post_init__(self) -> None:
+        for name, highest in (("crop_scale", 1.0), ("crop_ratio", float("inf"))):
+            value = getattr(self, name)
+            if len(value) != 2 or not 0 < value[0] <= value[1] <= highest:
+                bound = f" and at most {highest:g}" if highest == 1.0 else ""
+                raise PolyvisionError(
+                    f"augment.{name} must be two ascending numbers above 0{bound}, "
+                    f"got {list(value)}"
+                )
+        for name, highest in (
+            ("hflip", 1.0),
+            ("erase", 1.0),
+            ("rotate", 180.0),
+            ("translate", 1.0),
+            ("color_jitter", 1.0),
+        ):
+            value = getattr(self, name)
+            if not 0 <= value <= highest:
+                raise PolyvisionError(
+                    f"augment.{name} must be from 0 to {highest:g}, got {value!r}"
+                )
+        if not 0 < self.crop_pct <= 1:
+            raise PolyvisionError(
+                f"augment.crop_pct must be above 0 and at most 1, got {self.crop_pct!r}"
+            )
+        if self.interpolation not in _INTERPOLATIONS:
+            raise unknown("augment.interpolation", self.interpolation, _INTERPOLATIONS)
+
+
+def train_transform(
+    augment: Augment, image_size: int, mean: Sequence[float], std: Sequence[float]
+) -> Transform:
+    """Build the transform from an RGB image to a training tensor (3, image_size, image_size).
+
+    Raises:
+        PolyvisionError: timm does not know the ``auto_augment`` policy.
+    """
+    try:
+        spatial, colour, final = create_transform(
+            image_size,
+            is_training=True,
+            scale=tuple(augment.crop_scale),
+            ratio=tuple(augment.crop_ratio),
+            hflip=augment.hflip,
+            color_jitter=augment.color_jitter or None,
+            auto_augment=augment.auto_augment,
+            interpolation=augment.interpolation,
+            re_prob=augment.erase,
+            re_mode="pixel",
+            mean=tuple(mean),
+            std=tuple(std),
+            separate=True,
+        )
+    except (AssertionError, KeyError, ValueError) as error:
+        raise PolyvisionError(
+            f"augment.auto_augment={augment.auto_augment!r} is not a policy of timm; examples: "
+            "rand-m7-mstd0.5-inc1, augmix-m3-w3, original, 3a"
+        ) from error
+    steps = [spatial, colour, final]
+    if augment.rotate or augment.translate:
+        shift = (augment.translate, augment.translate)
+        bilinear = transforms.InterpolationMode.BILINEAR
+        steps.insert(
+            1, transforms.RandomAffine(augment.rotate, translate=shift, interpolation=bilinear)
+        )
+    transform: Transform = transforms.Compose(steps)
+    return transform
+
+
+def eval_transform(
+    augment: Augment, image_size: int, mean: Sequence[float], std: Sequence[float]
+) -> Transform:
+    """Build the transform of validation: resize the shorter side, crop the centre, normalise."""
+    transform: Transform = create_transform(
+        image_size,
+        interpolation="bicubic" if augment.interpolation == "random" else augment.interpolation,
+        crop_pct=augment.crop_pct,
+        mean=tuple(mean),
+        std=tuple(std),
+    )
+    return transform
