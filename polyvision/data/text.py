@@ -212,7 +212,7 @@ def _split_point(text: str, fraction: float) -> int:
     reach = min(target, len(text) - target) // 2
     for border in ("\n\n", "\n", " "):
         before = text.rfind(border, target - reach, target) + len(border)
-        after = text.find(border, target, target + reach) + len(border)
+        after = text.find(border, target - len(border) + 1, target + reach) + len(border)
         found = [cut for cut in (before, after) if cut >= len(border)]
         if found:
             return min(found, key=lambda cut: abs(cut - target))

@@ -43,11 +43,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def poly_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    powers = (x, x * x, x * x * x)
-    return (
-        sum(w * rms_norm(p, torch.ones(()), 1e-6) for w, p in zip(weight, powers, strict=True))
-        + bias
-    )
+    return bias + sum(w * rms_norm(x**i, torch.ones(()), 1e-6) for i, w in enumerate(weight, 1))
 
 
 def plain_attention(x: Tensor, qkv: Tensor, out: Tensor, shape: TransformerShape) -> Tensor:
@@ -77,9 +73,7 @@ def plain_logits(model: Transformer, sequence: Tensor) -> Tensor:
     p, shape = dict(model.named_parameters()), model.shape
     x = p["embedding.weight"][sequence]
     for i in range(shape.layers):
-        b = {
-            k.removeprefix(f"blocks.{i}."): v for k, v in p.items() if k.startswith(f"blocks.{i}.")
-        }
+        b = dict(model.blocks[i].named_parameters())
         n = rms_norm(x, b["attention_norm.weight"], shape.norm_eps)
         x = x + plain_attention(n, b["attention.qkv.weight"], b["attention.out.weight"], shape)
         n = rms_norm(x, b["ffn_norm.weight"], shape.norm_eps)
