@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from PIL.Image import Image
 from timm.data import create_transform
@@ -20,7 +21,8 @@ __all__ = ["Augment", "Transform", "eval_transform", "train_transform"]
 
 Transform = Callable[[Image], Tensor]
 
-_INTERPOLATIONS = ("bicubic", "bilinear", "random")
+_INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "random")
+_HIGHEST = {"hflip": 1, "color_jitter": 1, "erase": 1, "rotate": 180, "translate": 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,9 +30,9 @@ class Augment:
     """How images are cropped and varied; the same settings for every data set.
 
     Attributes:
-        crop_scale: smallest and largest share of the image's area that a training crop covers.
-        crop_ratio: smallest and largest ratio of width to height of a training crop. With
-            ``crop_scale`` and ``crop_ratio`` both (1, 1) a square image is used whole.
+        crop_scale: smallest and largest share of the image's area that a training crop covers, at a
+            ratio of width to height from 3/4 to 4/3; (1, 1) takes the whole of an image within
+            these ratios.
         hflip: probability of a horizontal flip.
         color_jitter: strength of brightness, contrast and saturation changes; 0 is off. timm leaves
             it out when ``auto_augment`` is set.
@@ -39,13 +41,12 @@ class Augment:
         erase: probability of erasing a rectangle, filled with noise, after normalisation.
         rotate: largest rotation in degrees, to either side; corners are filled with black.
         translate: largest shift as a fraction of the image's side; edges are filled with black.
-        interpolation: ``bicubic``, ``bilinear``, or ``random``: one of the two per training image,
-            bicubic in validation.
+        interpolation: ``nearest``, ``bilinear``, ``bicubic``, ``lanczos``, or ``random``: bilinear
+            or bicubic per training image, bicubic in validation.
         crop_pct: side of validation's central crop, as a fraction of the resized image.
     """
 
     crop_scale: Sequence[float] = (0.08, 1.0)
-    crop_ratio: Sequence[float] = (3 / 4, 4 / 3)
     hflip: float = 0.5
     color_jitter: float = 0.0
     auto_augment: str | None = None
@@ -56,21 +57,13 @@ class Augment:
     crop_pct: float = 0.875
 
     def __post_init__(self) -> None:
-        for name, highest in (("crop_scale", 1.0), ("crop_ratio", float("inf"))):
-            value = getattr(self, name)
-            if len(value) != 2 or not 0 < value[0] <= value[1] <= highest:
-                bound = f" and at most {highest:g}" if highest == 1.0 else ""
-                raise PolyvisionError(
-                    f"augment.{name} must be two ascending numbers above 0{bound}, "
-                    f"got {list(value)}"
-                )
-        for name, highest in (
-            ("hflip", 1.0),
-            ("erase", 1.0),
-            ("rotate", 180.0),
-            ("translate", 1.0),
-            ("color_jitter", 1.0),
-        ):
+        scale = tuple(self.crop_scale)
+        if len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1:
+            raise PolyvisionError(
+                "augment.crop_scale must be two ascending numbers above 0 and at most 1, "
+                f"got {list(scale)}"
+            )
+        for name, highest in _HIGHEST.items():
             value = getattr(self, name)
             if not 0 <= value <= highest:
                 raise PolyvisionError(
@@ -92,21 +85,20 @@ def train_transform(
     Raises:
         PolyvisionError: timm does not know the ``auto_augment`` policy.
     """
+    settings: dict[str, Any] = {
+        "scale": tuple(augment.crop_scale),
+        "hflip": augment.hflip,
+        "color_jitter": augment.color_jitter or None,
+        "auto_augment": augment.auto_augment,
+        "interpolation": augment.interpolation,
+        "re_prob": augment.erase,
+        "re_mode": "pixel",
+        "mean": tuple(mean),
+        "std": tuple(std),
+    }
     try:
         spatial, colour, final = create_transform(
-            image_size,
-            is_training=True,
-            scale=tuple(augment.crop_scale),
-            ratio=tuple(augment.crop_ratio),
-            hflip=augment.hflip,
-            color_jitter=augment.color_jitter or None,
-            auto_augment=augment.auto_augment,
-            interpolation=augment.interpolation,
-            re_prob=augment.erase,
-            re_mode="pixel",
-            mean=tuple(mean),
-            std=tuple(std),
-            separate=True,
+            image_size, is_training=True, separate=True, **settings
         )
     except (AssertionError, KeyError, ValueError) as error:
         raise PolyvisionError(

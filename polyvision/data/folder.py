@@ -153,7 +153,8 @@ class ImageFiles(Dataset["tuple[Tensor, int] | None"]):
         counts = [len(files) for files in tree.files.values()]
         self._labels = np.repeat(np.arange(len(counts)), counts)
         self._paths = np.array([os.fsencode(p) for files in tree.files.values() for p in files])
-        self._unreadable = torch.zeros(len(self._paths), dtype=torch.bool).share_memory_()
+        self._unreadable = torch.zeros(len(self._paths), dtype=torch.bool)
+        self._unreadable.share_memory_()  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
         return len(self._paths)

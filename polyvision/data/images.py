@@ -123,14 +123,18 @@ def load_image_data(
     return LOADERS[name](request, **given)
 
 
-def collate(batch: Sequence[Sample | None]) -> tuple[Tensor, Tensor] | None:
+def collate(batch: Sequence[Sample | None]) -> tuple[Tensor, Tensor]:
     """Stack samples into images (B, C, H, W) and labels (B,), leaving skipped ones out.
 
-    Returns None where the whole batch was skipped.
+    Raises:
+        PolyvisionError: no sample is left.
     """
     kept = [sample for sample in batch if sample is not None]
     if not kept:
-        return None
+        raise PolyvisionError(
+            f"none of the {len(batch)} images of a batch can be read; the log names them. "
+            "Repair or remove them, or use larger batches."
+        )
     images, labels = default_collate(kept)
     return images, labels
 

@@ -171,8 +171,10 @@ class _Recorder:
     def _layout(self, tensor: Tensor, like: Tensor | None = None) -> _Layout:
         """Return the layout of ``tensor``; a new tensor takes that of ``like`` if shapes agree."""
         if id(tensor) not in self._layouts:
-            inherit = like is not None and like is not tensor and like.shape == tensor.shape
-            self._layouts[id(tensor)] = self._layout(like) if inherit else _Layout()
+            if like is None or like is tensor or like.shape != tensor.shape:
+                self._layouts[id(tensor)] = _Layout()
+            else:
+                self._layouts[id(tensor)] = self._layout(like)
             self._alive.append(tensor)
         return self._layouts[id(tensor)]
 

@@ -98,13 +98,12 @@ def create_vision_model(
     names = find_placeholders(model)
     if not names:
         raise PolyvisionError(f"timm model {name!r} has no activation that act_layer sets")
-    sites = resolve_sites(
-        model,
-        names,
-        in_chans=in_chans,
-        sizes=(image_size, 2 * max(image_size, model.pretrained_cfg["input_size"][-1])),
-        need_dim=activation_info(activation).kind == "normalising",
-    )
+    sizes = [image_size]
+    need_dim = activation_info(activation).kind == "normalising"
+    if need_dim:
+        config: Any = model.pretrained_cfg
+        sizes.append(2 * max(image_size, config["input_size"][-1]))
+    sites = resolve_sites(model, names, in_chans=in_chans, sizes=sizes, need_dim=need_dim)
     parameters = sum(p.numel() for p in model.parameters())
     _fill(model, sites, activation, dict(activation_options or {}))
     total = sum(p.numel() for p in model.parameters())
