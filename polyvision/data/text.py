@@ -36,6 +36,11 @@ class TokenWindows(Dataset[tuple[Tensor, Tensor]]):
     Args:
         tokens: (N,) of any integer dtype, N greater than ``context``.
         context: tokens per window.
+
+    Example:
+        >>> inputs, targets = TokenWindows(np.arange(10), 4)[1]
+        >>> inputs.tolist(), targets.tolist()
+        ([4, 5, 6, 7], [5, 6, 7, 8])
     """
 
     def __init__(self, tokens: np.ndarray, context: int) -> None:
@@ -145,6 +150,10 @@ def load_book() -> str:
     """Return *Moby-Dick* by Herman Melville (1851), which ships with the package.
 
     See ``polyvision/data/assets/README.md`` for its source and licence.
+
+    Example:
+        >>> load_book()[22:38]
+        'Call me Ishmael.'
     """
     asset = resources.files("polyvision.data.assets") / "moby-dick.txt.xz"
     return lzma.decompress(asset.read_bytes()).decode()
@@ -182,6 +191,10 @@ def pack_tokens(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
 
     Raises:
         PolyvisionError: an id is not in the vocabulary.
+
+    Example:
+        >>> pack_tokens(np.array([3, 1000]), 1024).dtype
+        dtype('uint16')
     """
     if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocab_size:
         raise PolyvisionError(

@@ -51,6 +51,15 @@ def generate(
 
     Raises:
         PolyvisionError: a value is out of range; the text names it.
+
+    Example:
+        >>> from polyvision.models.transformer import TransformerShape
+        >>> shape = TransformerShape(
+        ...     vocab_size=256, context=64, width=32, layers=2, heads=4, ffn_hidden=96
+        ... )
+        >>> prompt = torch.zeros(2, 3, dtype=torch.int64)
+        >>> generate(Transformer(shape), prompt, 5, top_k=10, seed=0).shape
+        torch.Size([2, 8])
     """
     _check(prompt, max_new_tokens, temperature, top_k, top_p)
     generator = torch.Generator(prompt.device)
