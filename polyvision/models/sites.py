@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from polyvision.errors import PolyvisionError
 
-__all__ = ["Placeholder", "Site", "find_placeholders", "resolve_sites"]
+__all__ = ["Placeholder", "Site", "resolve_sites", "separate_placeholders"]
 
 _Conv = nn.modules.conv._ConvNd
 _BatchNorm = nn.modules.batchnorm._BatchNorm
@@ -57,10 +57,13 @@ class Placeholder(nn.Module):
         return x.relu()
 
 
-def find_placeholders(model: nn.Module) -> list[str]:
-    """Name every placeholder; one that is shared appears under each of its names."""
+def separate_placeholders(model: nn.Module) -> list[str]:
+    """Give every place a placeholder of its own, also where one was shared, and name them all."""
     modules = model.named_modules(remove_duplicate=False)
-    return [name for name, module in modules if isinstance(module, Placeholder)]
+    names = [name for name, module in modules if isinstance(module, Placeholder)]
+    for name in names:
+        model.set_submodule(name, Placeholder())
+    return names
 
 
 def resolve_sites(
@@ -91,7 +94,7 @@ def resolve_sites(
             runs.append(_run(model, names, in_chans, size))
         except Exception as error:  # whatever a foreign forward raises
             if not runs:
-                reason = str(error).strip().split("\n")[0]
+                reason = str(error).strip().split("\n")[0] or type(error).__name__
                 raise PolyvisionError(
                     f"the model cannot take images of {size}x{size} pixels with {in_chans} "
                     f"channels: {reason}. Choose another image size or another model."
@@ -152,21 +155,20 @@ class _Recorder:
 
     Convolutions, batch and group norms define the layout of what they read and write, as linear
     layers do. Any other module that returns the shape it was given (other norms, dropout,
-    identities, activations) passes the layout on.
+    identities, activations) passes the layout on, and inside a module a new tensor of the shape of
+    the module's input is laid out like it.
     """
 
     def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         self.inputs: dict[str, list[_Input]] = {name: [] for name in names}
         self._layouts: dict[int, _Layout] = {}  # by id of the tensor
         self._alive: list[Tensor] = []  # no tensor dies, so no id is used twice
-        self._input_of: dict[nn.Module, Tensor] = {}
+        self._running: list[Tensor | None] = []  # inputs of the modules that are being run
         for module in model.modules():
             module.register_forward_pre_hook(self._before)
             module.register_forward_hook(self._after)
-        # A shared module is one object under several names: its first name stands for all.
         for name in names:
-            parent = model.get_submodule(name.rpartition(".")[0])
-            model.get_submodule(name).register_forward_pre_hook(self._at_site(name, parent))
+            model.get_submodule(name).register_forward_pre_hook(self._at_site(name))
 
     def _layout(self, tensor: Tensor, like: Tensor | None = None) -> _Layout:
         """Return the layout of ``tensor``; a new tensor takes that of ``like`` if shapes agree."""
@@ -179,25 +181,26 @@ class _Recorder:
         return self._layouts[id(tensor)]
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if args and isinstance(args[0], Tensor):
-            self._input_of[module] = args[0]
-            self._define(module, args[0])
+        given = args[0] if args and isinstance(args[0], Tensor) else None
+        if given is not None:
+            self._layout(given, like=self._running[-1] if self._running else None)
+            self._define(module, given)
+        self._running.append(given)
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        given = self._running.pop()
         if isinstance(output, Tensor):
             self._define(module, output)
-            self._layout(output, like=self._input_of.get(module))
+            self._layout(output, like=given)
 
     def _define(self, module: nn.Module, tensor: Tensor) -> None:
         dim = _defined_dim(module)
         if dim is not None and self._layout(tensor).dim is None:
             self._layout(tensor).dim = dim
 
-    def _at_site(self, name: str, parent: nn.Module) -> Any:
+    def _at_site(self, name: str) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            # A norm that applies its activation itself hands over a tensor of no module's making.
-            layout = self._layout(args[0], like=self._input_of.get(parent))
-            self.inputs[name].append(_Input(args[0].shape, layout))
+            self.inputs[name].append(_Input(args[0].shape, self._layout(args[0])))
 
         return hook
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from polyvision.activations import activation_info, activation_names, create_activation
 from polyvision.errors import PolyvisionError, unknown
-from polyvision.models.sites import Placeholder, Site, find_placeholders, resolve_sites
+from polyvision.models.sites import Placeholder, Site, resolve_sites, separate_placeholders
 
 __all__ = ["VisionModel", "create_vision_model"]
 
@@ -95,7 +95,7 @@ def create_vision_model(
     keywords = _timm_keywords(name, image_size, model_kwargs)
     keywords.update(num_classes=num_classes, in_chans=in_chans)
     model = _build(name, pretrained, keywords)
-    names = find_placeholders(model)
+    names = separate_placeholders(model)
     if not names:
         raise PolyvisionError(f"timm model {name!r} has no activation that act_layer sets")
     sizes = [image_size]
