@@ -5,6 +5,7 @@ from polyvision.activations.polynomial import PolyNorm, PolyNorm2d, PolyReLU
 from polyvision.activations.registry import (
     ActivationInfo,
     activation_info,
+    activation_modules,
     activation_names,
     create_activation,
     register_activation,
@@ -24,6 +25,7 @@ __all__ = [
     "SiLU",
     "SwiGLU",
     "activation_info",
+    "activation_modules",
     "activation_names",
     "create_activation",
     "register_activation",

@@ -209,7 +209,7 @@ def _key_fits(
         return True
     parent, _, leaf = key.rpartition(".")
     node = OmegaConf.select(base, parent) if parent else base
-    if isinstance(node, DictConfig) and leaf in node:
+    if isinstance(node, DictConfig) and leaf in list(node.keys()):  # `in` denies missing values
         return True
     if parent.endswith("options") and isinstance(node, DictConfig):
         problems.append(f"{key} is not set yet: add it with +{override.input_line}")

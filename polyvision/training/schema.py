@@ -69,6 +69,7 @@ class ImageDataConfig(DataConfig):
 
     task: Literal["vision"]
     root: str | None
+    options: dict[str, Any]
     image_size: Count
     mean: list[float]
     std: list[Positive]

@@ -1,0 +1,54 @@
+"""Checkpoint files that are whole or absent, and hold plain types only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+
+from polyvision.errors import PolyvisionError
+
+__all__ = ["AtomicCheckpointIO"]
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Write beside the target, flush to the disk, then rename: a kill leaves the previous file."""
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
+    ) -> None:
+        """Save ``checkpoint`` at ``path``."""
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f".{target.name}.partial")
+        try:
+            with partial.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def load_checkpoint(
+        self,
+        path: str | Path,
+        map_location: Callable[..., Any] | None = None,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        """Load a checkpoint; never runs code from the file.
+
+        Raises:
+            ValueError: the file is not a checkpoint, or is damaged.
+        """
+        try:
+            loaded: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            raise PolyvisionError(f"{path} cannot be read as a checkpoint: {error}") from error
+        return loaded

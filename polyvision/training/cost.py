@@ -1,0 +1,56 @@
+"""What a step costs, without running it: FLOPs of the forward pass and bytes kept for backward."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+__all__ = ["Cost", "estimate_cost"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Cost of one forward pass of a batch.
+
+    Attributes:
+        flops: floating-point operations of matrix products, convolutions and attention (two for a
+            multiply-add); element-wise work, activations included, is not counted.
+        saved_bytes: bytes of the tensors that are kept for the backward pass, parameters left out.
+    """
+
+    flops: int
+    saved_bytes: int
+
+
+def estimate_cost(model: nn.Module, make_input: Callable[[], Tensor], dtype: torch.dtype) -> Cost:
+    """Trace one training forward pass of ``model`` on tensors without data.
+
+    Args:
+        model: the network.
+        make_input: makes the input of a batch.
+        dtype: compute dtype; below fp32 the pass runs under autocast.
+    """
+    kept: dict[int, int] = {}
+    alive: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        alive.append(tensor)  # so that no id is used twice
+        kept[id(tensor.untyped_storage())] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    flops = FlopCounterMode(display=False)
+    low = dtype != torch.float32
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+        torch.autocast("cpu", dtype=dtype if low else torch.bfloat16, enabled=low),
+        flops,
+    ):
+        model(make_input())
+    own = sum(p.numel() * p.element_size() for p in model.parameters())
+    return Cost(flops.get_total_flops(), max(sum(kept.values()) - own, 0))

@@ -1,0 +1,145 @@
+"""Language modelling: next-token loss, perplexity, bits per byte, and samples of text."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+
+from polyvision.activations import activation_info
+from polyvision.data.text import TextData, load_text_data
+from polyvision.data.tokenizers import Tokenizer
+from polyvision.models.generation import generate
+from polyvision.models.transformer import Transformer, TransformerShape
+from polyvision.training.callbacks import tensorboard
+from polyvision.training.module import TaskModule
+from polyvision.training.report import count
+from polyvision.training.schema import Config, LanguageModelConfig, TextDataConfig
+from polyvision.training.session import Task
+
+__all__ = ["LanguageModule", "TextSample", "build_task"]
+
+Batch = tuple[Tensor, Tensor]
+
+
+class LanguageModule(TaskModule):
+    """Next-token prediction; ``val_bytes`` turns the summed loss into bits per byte."""
+
+    def __init__(self, model: nn.Module, *arguments: Any, val_bytes: int, **keywords: Any) -> None:
+        super().__init__(model, *arguments, **keywords)
+        self.val_bytes = val_bytes
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy in nats per token."""
+        inputs, targets = batch
+        return F.cross_entropy(self.model(inputs).flatten(0, 1).float(), targets.flatten())
+
+    def count(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the summed cross-entropy in nats, and the number of tokens."""
+        inputs, targets = batch
+        logits = self.model(inputs).flatten(0, 1).float()
+        nats = F.cross_entropy(logits, targets.flatten(), reduction="sum")
+        return {"nats": nats, "tokens": torch.tensor(targets.numel(), device=nats.device)}
+
+    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
+        """Return loss (nats per token), perplexity and bits per byte."""
+        loss = totals["nats"] / totals["tokens"]
+        return {
+            "val/loss": loss,
+            "val/ppl": math.exp(min(loss, 700.0)),
+            "val/bpb": totals["nats"] / (math.log(2) * self.val_bytes),
+        }
+
+
+class TextSample(Callback):
+    """Generate a piece of text at each validation, to TensorBoard, and print it after the last."""
+
+    def __init__(self, tokenizer: Tokenizer, seed: int, tokens: int = 160) -> None:
+        self.tokenizer = tokenizer
+        self.seed = seed
+        self.tokens = tokens
+        self.text = ""
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Generate; every rank would make the same text, so only one does."""
+        writer = tensorboard(trainer)
+        if writer is None:
+            return
+        prompt = torch.from_numpy(self.tokenizer.encode("\n\n")).long()[None].to(pl_module.device)
+        ids = generate(
+            pl_module.model, prompt, self.tokens, temperature=0.8, top_p=0.95, seed=self.seed
+        )
+        self.text = self.tokenizer.decode(ids[0].tolist()).strip()
+        quoted = "\n".join(f"    {line}" for line in self.text.splitlines())
+        writer.add_text("sample", quoted, trainer.global_step)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Print the last sample."""
+        if self.text:
+            lines = "\n".join(f"  | {line}" for line in self.text.splitlines())
+            print(f"Sample\n{lines}", flush=True)
+
+
+def build_task(config: Config) -> Task:
+    """Load the text, build the transformer, and describe both.
+
+    Raises:
+        ValueError: text, tokenizer or shape do not fit.
+    """
+    assert isinstance(config.model, LanguageModelConfig)
+    assert isinstance(config.data, TextDataConfig)
+    data = load_text_data(
+        config.data.name,
+        context=config.model.context,
+        tokenizer=config.data.tokenizer,
+        path=config.data.path,
+        val_fraction=config.data.val_fraction,
+    )
+    shape = TransformerShape(
+        vocab_size=data.tokenizer.vocab_size,
+        context=config.model.context,
+        width=config.model.width,
+        layers=config.model.layers,
+        heads=config.model.heads,
+        kv_heads=config.model.kv_heads,
+        ffn_hidden=config.model.ffn_hidden,
+        rope_theta=config.model.rope_theta,
+        norm_eps=config.model.norm_eps,
+        activation=config.act.name,
+        activation_options=config.act.options,
+    )
+    model = Transformer(shape)
+
+    def module(*arguments: Any, **keywords: Any) -> LanguageModule:
+        return LanguageModule(*arguments, val_bytes=data.val_bytes, **keywords)
+
+    return Task(
+        model=model,
+        module=module,
+        train=data.train,
+        val=data.val,
+        plan=_plan(config, data, model),
+        monitor="val/loss",
+        mode="min",
+        shown=["val/loss", "val/ppl", "val/bpb"],
+        make_input=lambda n: torch.zeros(n, shape.context, dtype=torch.long),
+        tokens_per_sample=shape.context,
+        callbacks=[TextSample(data.tokenizer, config.seed)],
+        files={"tokenizer.json": data.tokenizer.to_json()},
+    )
+
+
+def _plan(config: Config, data: TextData, model: Transformer) -> list[tuple[str, str]]:
+    shape = model.shape
+    gated = " (gated)" if activation_info(shape.activation).kind == "gated" else ""
+    return [
+        ("model", f"{config.model.name}: {shape.layers} layers of width {shape.width}, "
+         f"{shape.heads} heads, context {shape.context}"),
+        ("activation", f"{config.act.label}{gated} in {shape.layers} feed-forward networks"),
+        ("parameters", f"{model.num_parameters:,} ({count(model.num_parameters)})"),
+        *data.describe().items(),
+    ]

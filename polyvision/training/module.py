@@ -1,0 +1,179 @@
+"""The Lightning module that both tasks share: seeding, optimizer, schedule, clipping, guards, tags."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.plugins.precision import MixedPrecision
+from torch import Tensor, nn
+
+from polyvision.errors import PolyvisionError
+from polyvision.training.diagnose import first_non_finite
+from polyvision.training.optimization import build_optimizer, build_schedule
+from polyvision.training.schema import RecipeConfig
+from polyvision.training.seeding import seed_all
+
+__all__ = ["NonFiniteError", "TaskModule"]
+
+# GradScaler halves its scale at each overflow; below this the gradients themselves overflow.
+_SMALLEST_LOSS_SCALE = 2.0**-14
+
+
+class NonFiniteError(PolyvisionError):
+    """Training met a loss or gradient that is not finite, and stopped before using it."""
+
+
+class TaskModule(LightningModule):
+    """Training of one model; a task adds ``loss`` and the validation metrics.
+
+    Args:
+        model: the network.
+        recipe: optimizer, schedule, clipping.
+        seed: the run's seed.
+        total_steps: optimizer steps of the whole run.
+        epoch_steps: optimizer steps of an epoch.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        recipe: RecipeConfig,
+        *,
+        seed: int,
+        total_steps: int,
+        epoch_steps: int,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.recipe = recipe
+        self.seed = seed
+        self.total_steps = total_steps
+        self.epoch_steps = epoch_steps
+        self._batch: Any = None
+        self._loss = torch.zeros(())
+        self._totals: dict[str, Tensor] = {}
+
+    def loss(self, batch: Any) -> Tensor:
+        """Return the mean training loss of a batch."""
+        raise NotImplementedError
+
+    def count(self, batch: Any) -> dict[str, Tensor]:
+        """Return sums over a validation batch, such as the number of hits; they are added up."""
+        raise NotImplementedError
+
+    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
+        """Turn the sums over the whole validation set into the metrics that are logged."""
+        raise NotImplementedError
+
+    # -- training ----------------------------------------------------------------------------
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Build the optimizer; the schedule is driven by the step count and has no state."""
+        optimizer = build_optimizer(
+            self.model, self.recipe, loss_scaling=self._scaler() is not None
+        )
+        self._schedule = build_schedule(
+            optimizer, self.recipe, total_steps=self.total_steps, epoch_steps=self.epoch_steps
+        )
+        return optimizer
+
+    def on_train_start(self) -> None:
+        """Set the learning rate of the step that comes first, also after a resume."""
+        self._schedule.step_update(self.global_step)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Seed dropout and the like from the place in the run."""
+        seed_all(
+            self.seed,
+            "step",
+            self.current_epoch,
+            batch_idx,
+            self.global_rank,
+            cuda=self.device.type == "cuda",
+        )
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Compute the loss of one batch."""
+        loss = self.loss(batch)
+        self._batch, self._loss = batch, loss.detach()
+        self.log("train/loss", loss, prog_bar=True)
+        return loss
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Stop after the last step; unlike ``max_steps`` alone, this validates at the end."""
+        if self.global_step >= self.total_steps:
+            self.trainer.should_stop = True
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip by the global norm, log it, and stop the run before a non-finite step is taken."""
+        limit = self.recipe.clip_grad or float("inf")
+        norm = nn.utils.clip_grad_norm_(self.parameters(), limit)
+        scaler = self._scaler()
+        if not torch.isfinite(norm + self._loss):
+            self._refuse(norm, scaler)
+        # Lightning takes the x-axis from "step"; by itself it would count the first step as 0 and
+        # draw validation, which comes after the step, one to the right of it.
+        self.log("step", float(self.global_step + 1))
+        self.log("optim/grad_norm", norm)
+        self.log("optim/lr", optimizer.param_groups[0]["lr"])
+        if scaler is not None:
+            self.log("optim/loss_scale", scaler.get_scale())
+
+    def _refuse(self, norm: Tensor, scaler: torch.amp.GradScaler | None) -> None:
+        scaled = scaler is not None and torch.isfinite(self._loss)
+        if scaled and scaler is not None and scaler.get_scale() > _SMALLEST_LOSS_SCALE:
+            return  # the scaler sees the overflow too, skips this step and lowers its scale
+        where = first_non_finite(self.model, lambda: self._forward_again(self._batch))
+        reason = "the loss scale collapsed" if scaled else "a value is not finite"
+        raise NonFiniteError(
+            f"step {self.global_step}: {reason} (loss {self._loss.item()}, gradient norm "
+            f"{norm.item()}; {where}). Stopped before the optimizer step. Try a lower recipe.lr, "
+            f"recipe.clip_grad=1.0, a longer recipe.warmup_epochs or precision=32"
+        )
+
+    def _forward_again(self, batch: Any) -> Tensor:
+        with self.trainer.precision_plugin.forward_context():
+            return self.loss(batch)
+
+    def optimizer_step(
+        self,
+        epoch: int,
+        batch_idx: int,
+        optimizer: torch.optim.Optimizer | LightningOptimizer,
+        optimizer_closure: Any = None,
+    ) -> None:
+        """Step, then set the learning rate of the next step."""
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        self._schedule.step_update(self.global_step)
+
+    def _scaler(self) -> torch.amp.GradScaler | None:
+        plugin = self.trainer.precision_plugin
+        return plugin.scaler if isinstance(plugin, MixedPrecision) else None
+
+    # -- validation --------------------------------------------------------------------------
+
+    def on_validation_epoch_start(self) -> None:
+        """Begin new sums."""
+        self._totals = {}
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Add one batch to the sums."""
+        for name, value in self.count(batch).items():
+            value = value.detach().double()
+            self._totals[name] = self._totals[name] + value if name in self._totals else value
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the metrics of the whole set: exact, whatever the batches and ranks."""
+        names = sorted(self._totals)
+        totals = torch.stack([self._totals[n] for n in names])
+        totals = self.trainer.strategy.reduce(totals, reduce_op="sum")
+        metrics = self.metrics(dict(zip(names, totals.tolist(), strict=True)))
+        self.log_dict(metrics, prog_bar=True)

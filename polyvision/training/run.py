@@ -1,0 +1,216 @@
+"""The run folder: its name, what it holds, and how a run goes on in place.
+
+    runs/<task>/<data>/<model>/<act>/seed<seed>[-2, -3, ...]
+        config.yaml  environment.json  metrics.jsonl  summary.json  events.out.tfevents...
+        checkpoints/last.ckpt  checkpoints/best.ckpt
+
+No name holds a ``=``: Hydra could not take such a path as an override.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+import polyvision
+from polyvision.errors import PolyvisionError
+from polyvision.training.schema import Config
+
+__all__ = ["Run", "config_differences", "open_run", "plan_run", "write_json"]
+
+# Keys that may change when a run goes on: they do not touch what is computed.
+_FREE_KEYS = frozenset(
+    {
+        "resume",
+        "dry_run",
+        "run_root",
+        "data.workers",
+        "data.root",
+        "data.path",
+        "trainer.log_every_n_steps",
+        "trainer.checkpoint_every_n_steps",
+        "trainer.histograms",
+    }
+)
+# Tells the processes of one distributed run which folder the first of them took.
+_FOLDER_VARIABLE = "POLYVISION_RUN_FOLDER"
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run folder, and the checkpoint to go on from (None: from the beginning)."""
+
+    folder: Path
+    checkpoint: Path | None = None
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.folder / "checkpoints"
+
+    @property
+    def last(self) -> Path:
+        """The checkpoint that holds everything needed to go on."""
+        return self.checkpoints / "last.ckpt"
+
+    @property
+    def best(self) -> Path:
+        """The weights with the best validation metric."""
+        return self.checkpoints / "best.ckpt"
+
+    def summary(self) -> dict[str, Any] | None:
+        """Return the final summary, or None when the run has not finished."""
+        path = self.folder / "summary.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+
+def plan_run(config: Config) -> Run:
+    """Say which folder a run would use, and which checkpoint it would go on from.
+
+    Raises:
+        ValueError: ``resume`` names nothing to resume, or a run with another configuration.
+    """
+    if _FOLDER_VARIABLE in os.environ and "LOCAL_RANK" in os.environ:
+        return _existing(Path(os.environ[_FOLDER_VARIABLE]), config)
+    if config.resume is None:
+        return Run(_unused(_base(config)))
+    if config.resume != "auto":
+        return _named(Path(config.resume), config)
+    folders = [f for f in _siblings(_base(config)) if f.is_dir()]
+    return _existing(folders[-1], config) if folders else Run(_base(config))
+
+
+def open_run(config: Config, plan: Run) -> Run:
+    """Create the planned folder and describe the run in it; give way if another process took it."""
+    run = plan
+    if not run.folder.exists():
+        run = Run(_claim(run.folder), run.checkpoint)
+    os.environ[_FOLDER_VARIABLE] = str(run.folder)
+    if "LOCAL_RANK" not in os.environ:
+        run.checkpoints.mkdir(exist_ok=True)
+        (run.folder / "config.yaml").write_text(yaml.safe_dump(config.plain(), sort_keys=False))
+        write_json(run.folder / "environment.json", _environment())
+        (run.folder / "summary.json").unlink(missing_ok=True)
+    return run
+
+
+def _base(config: Config) -> Path:
+    parts = (config.task, config.data.name, config.model.name, config.act.label)
+    safe = (re.sub(r"[^\w.+-]", "_", part) for part in parts)
+    return Path(config.run_root, *safe, f"seed{config.seed}")
+
+
+def _siblings(base: Path) -> list[Path]:
+    """Return ``base``, ``base-2``, ``base-3`` ... up to the first that does not exist."""
+    found = [base]
+    while found[-1].exists():
+        found.append(base.with_name(f"{base.name}-{len(found) + 1}"))
+    return found
+
+
+def _unused(base: Path) -> Path:
+    return _siblings(base)[-1]
+
+
+def _claim(folder: Path) -> Path:
+    base = folder.with_name(re.sub(r"-\d+$", "", folder.name))
+    while True:
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            folder = _unused(base)
+        except OSError as error:
+            raise PolyvisionError(f"run_root: cannot create {folder}: {error.strerror}") from error
+        else:
+            return folder
+
+
+def _named(path: Path, config: Config) -> Run:
+    if path.is_file() and path.suffix == ".ckpt":
+        return dataclasses.replace(_existing(path.parent.parent, config), checkpoint=path)
+    if (path / "config.yaml").is_file():
+        run = _existing(path, config)
+        if run.checkpoint is None and run.summary() is None:
+            raise PolyvisionError(f"resume={path}: the run has no checkpoint yet ({run.last})")
+        return run
+    raise PolyvisionError(
+        f"resume={path} is neither a checkpoint (.ckpt) nor a run folder: give one, or resume=auto"
+    )
+
+
+def _existing(folder: Path, config: Config) -> Run:
+    run = Run(folder)
+    recorded = folder / "config.yaml"
+    if recorded.exists() and (run.last.exists() or run.summary() is not None):
+        differences = config_differences(yaml.safe_load(recorded.read_text()), config.plain())
+        if differences:
+            lines = "; ".join(f"{k}: {old!r} then, {new!r} now" for k, old, new in differences)
+            raise PolyvisionError(
+                f"cannot resume {folder}: the configuration differs ({lines}). "
+                f"Use the same values, or leave resume= out to start a new run"
+            )
+    return Run(folder, run.last if run.last.exists() else None)
+
+
+def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """List (key, old, new) for each value that differs and matters for the result."""
+    a, b = _flatten(old), _flatten(new)
+    keys = [k for k in {**a, **b} if k not in _FREE_KEYS]
+    return [(k, a.get(k), b.get(k)) for k in keys if a.get(k) != b.get(k)]
+
+
+def _flatten(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _environment() -> dict[str, Any]:
+    """Describe command, versions, hardware and the state of the source tree."""
+    return {
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "polyvision": polyvision.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "git": _git_state(),
+    }
+
+
+def _git_state() -> dict[str, Any] | None:
+    source = Path(polyvision.__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(source), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        # An installed copy may lie inside somebody else's repository: only ours counts.
+        git("ls-files", "--error-unmatch", "__init__.py")
+        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` so that the file is whole or absent, never half."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(value, indent=2) + "\n")
+    partial.replace(path)

@@ -1,0 +1,340 @@
+"""One run from a typed configuration to its summary; everything that both tasks share."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from torch import Tensor, nn
+
+from polyvision.errors import PolyvisionError
+from polyvision.training.callbacks import ActivationMonitor, Console, Throughput
+from polyvision.training.checkpoint import AtomicCheckpointIO
+from polyvision.training.checkpoints import Checkpoints
+from polyvision.training.cost import estimate_cost
+from polyvision.training.hardware import Hardware, resolve_hardware
+from polyvision.training.loader import Collate, MapDataset, TrainLoader, val_loader
+from polyvision.training.loggers import Board, JsonLinesLogger, truncate_metrics
+from polyvision.training.module import TaskModule
+from polyvision.training.optimization import build_optimizer
+from polyvision.training.report import count, format_table, size
+from polyvision.training.run import Run, open_run, plan_run, write_json
+from polyvision.training.schema import Config
+
+__all__ = ["Task", "run_task"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What a domain contributes to a run.
+
+    Attributes:
+        model: the network.
+        module: builds the Lightning module from (model, recipe, seed=, total_steps=, epoch_steps=).
+        train: training samples.
+        val: validation samples.
+        plan: labelled lines about model, activation and data.
+        monitor: the validation metric that decides which weights are best.
+        mode: ``max`` or ``min``.
+        shown: the validation metrics printed, in order.
+        make_input: makes the model's input for a number of samples.
+        collate: joins samples to a batch; None for torch's default.
+        tokens_per_sample: tokens of a sample; None for images.
+        callbacks: further callbacks.
+        files: text files for the run folder, by name.
+    """
+
+    model: nn.Module
+    module: Callable[..., TaskModule]
+    train: MapDataset
+    val: MapDataset
+    plan: list[tuple[str, str]]
+    monitor: str
+    mode: str
+    shown: list[str]
+    make_input: Callable[[int], Tensor]
+    collate: Collate | None = None
+    tokens_per_sample: int | None = None
+    callbacks: list[Callback] = dataclasses.field(default_factory=list)
+    files: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Steps:
+    """How the recipe's batch is split, and how many optimizer steps follow from it."""
+
+    batch_per_device: int
+    epoch: int
+    total: int
+
+
+def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] | None:
+    """Show the plan, train, and return the summary; with ``dry_run`` only show the plan.
+
+    Raises:
+        ValueError: anything in the configuration, the data or the machine that does not fit.
+    """
+    hardware = resolve_hardware(config)
+    plan = plan_run(config)
+    finished = plan.summary()
+    if config.resume is not None and finished is not None:
+        print(f"{plan.folder} has finished already; nothing to resume")
+        _print_summary(plan, finished)
+        return finished
+    _quiet()
+    seed_everything(config.seed, verbose=False)
+    task = build(config)
+    loader = _train_loader(config, hardware, task)
+    steps = _steps(config, hardware, loader)
+    build_optimizer(task.model, config.recipe, loss_scaling=False)  # refuse bad options early
+    if "LOCAL_RANK" not in os.environ:
+        print(format_table("Plan", _plan_rows(config, hardware, task, steps, plan)), flush=True)
+    if config.dry_run:
+        return None
+    run = open_run(config, plan)
+    return _fit(config, hardware, task, loader, steps, run)
+
+
+def _train_loader(config: Config, hardware: Hardware, task: Task) -> TrainLoader:
+    recipe = config.recipe
+    share = hardware.devices * recipe.accumulate
+    if recipe.batch_size % share:
+        raise PolyvisionError(
+            f"recipe.batch_size={recipe.batch_size} is the batch of one optimizer step; it must be "
+            f"divisible by devices x recipe.accumulate = {hardware.devices} x {recipe.accumulate}"
+        )
+    return TrainLoader(
+        task.train,
+        recipe.batch_size // share,
+        seed=config.seed,
+        workers=config.data.workers,
+        collate=task.collate,
+        world_size=hardware.devices,
+    )
+
+
+def _steps(config: Config, hardware: Hardware, loader: TrainLoader) -> _Steps:
+    epoch = math.ceil(len(loader) / config.recipe.accumulate)
+    total = epoch * config.trainer.max_epochs
+    if config.trainer.max_steps is not None:
+        total = min(total, config.trainer.max_steps)
+    return _Steps(loader.batch_size, epoch, total)
+
+
+def _plan_rows(
+    config: Config, hardware: Hardware, task: Task, steps: _Steps, run: Run
+) -> list[tuple[str, str]]:
+    recipe = config.recipe
+    batch = steps.batch_per_device
+    cost = estimate_cost(task.model, lambda: task.make_input(batch), hardware.compute_dtype)
+    weights = sum(p.numel() * p.element_size() for p in task.model.parameters())
+    clip = "none" if recipe.clip_grad is None else f"{recipe.clip_grad:g}"
+    last = f"{steps.total:,} optimizer steps of {recipe.batch_size} samples, {steps.epoch:,} an epoch"
+    return [
+        *task.plan,
+        ("recipe", f"{recipe.name}: {recipe.optimizer}, lr {recipe.lr:g} ({recipe.schedule}), "
+         f"weight decay {recipe.weight_decay:g}, clip {clip}"),
+        ("steps", last),
+        ("device", hardware.device_text),
+        ("precision", hardware.precision_text),
+        ("cost", f"{count(3 * cost.flops / batch)}FLOP a sample forward and backward; memory about "
+         f"{size(weights)} weights, {size(cost.saved_bytes)} activations a batch of {batch}"),
+        ("seed", str(config.seed)),
+        ("run folder", f"{run.folder}" + (f" (goes on from {run.checkpoint})" if run.checkpoint else "")),
+    ]
+
+
+def _fit(
+    config: Config,
+    hardware: Hardware,
+    task: Task,
+    loader: TrainLoader,
+    steps: _Steps,
+    run: Run,
+) -> dict[str, Any]:
+    step = _prepare_folder(run, task)
+    module = task.module(
+        task.model,
+        config.recipe,
+        seed=config.seed,
+        total_steps=steps.total,
+        epoch_steps=steps.epoch,
+    )
+    if config.trainer.compile:
+        task.model.compile()
+    board = Board(run.folder, purge_step=step + 1 if step else None)
+    throughput = _throughput(config, hardware, task, steps)
+    checkpoints = Checkpoints(
+        run, task.monitor, task.mode, config.trainer.checkpoint_every_n_steps
+    )
+    trainer = _trainer(
+        config,
+        hardware,
+        [board, JsonLinesLogger(run.folder / "metrics.jsonl")],
+        [
+            throughput,
+            ActivationMonitor(config.trainer.histograms),
+            *task.callbacks,
+            Console(steps.total, ["train/loss", *task.shown], sys.stderr.isatty()),
+            checkpoints,
+        ],
+    )
+    started = time.monotonic()
+    trainer.fit(
+        module,
+        train_dataloaders=loader,
+        val_dataloaders=_val_loader(config, task, steps, trainer),
+        ckpt_path=run.checkpoint,
+    )
+    if trainer.interrupted:
+        print(f"interrupted; go on with resume={run.folder}" if run.last.exists() else "interrupted")
+        raise SystemExit(130)
+    summary = _summary(config, task, trainer, module, checkpoints, throughput)
+    summary["seconds"] = round(time.monotonic() - started, 1)
+    if trainer.is_global_zero:
+        final = {k: v for k, v in summary["last"].items() if k.startswith("val/")}
+        board.log_hyperparams(summary["settings"], final)
+        board.finalize("success")
+        write_json(run.folder / "summary.json", summary)
+        _print_summary(run, summary)
+    return summary
+
+
+def _prepare_folder(run: Run, task: Task) -> int:
+    """Write the task's files; drop what a resumed run will write again. Return its first step."""
+    for name, text in task.files.items():
+        (run.folder / name).write_text(text)
+    metrics = run.folder / "metrics.jsonl"
+    if run.checkpoint is None:
+        metrics.unlink(missing_ok=True)
+        for events in run.folder.glob("events.out.tfevents*"):
+            events.unlink()
+        return 0
+    state = AtomicCheckpointIO().load_checkpoint(run.checkpoint)
+    if not state.get("optimizer_states"):
+        raise PolyvisionError(
+            f"{run.checkpoint} holds weights only and cannot be resumed from: use {run.last}"
+        )
+    step = int(state["global_step"])
+    truncate_metrics(metrics, step)
+    return step
+
+
+def _trainer(
+    config: Config, hardware: Hardware, loggers: list[Any], callbacks: list[Callback]
+) -> Trainer:
+    trainer, recipe = config.trainer, config.recipe
+    arguments = hardware.trainer_arguments()
+    arguments["plugins"] = [*arguments.get("plugins", []), AtomicCheckpointIO()]
+    by_steps = trainer.val_every_n_steps is not None
+    return Trainer(
+        **arguments,
+        max_epochs=trainer.max_epochs,
+        max_steps=-1 if trainer.max_steps is None else trainer.max_steps,
+        logger=loggers,
+        callbacks=callbacks,
+        val_check_interval=trainer.val_every_n_steps * recipe.accumulate if by_steps else None,
+        check_val_every_n_epoch=None if by_steps else 1,
+        log_every_n_steps=trainer.log_every_n_steps,
+        accumulate_grad_batches=recipe.accumulate,
+        deterministic=trainer.deterministic,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
+
+
+def _throughput(config: Config, hardware: Hardware, task: Task, steps: _Steps) -> Throughput:
+    batch = steps.batch_per_device
+    cost = estimate_cost(task.model, lambda: task.make_input(batch), hardware.compute_dtype)
+    return Throughput(
+        batch * hardware.devices,
+        task.tokens_per_sample,
+        3 * cost.flops / batch,
+        hardware.compute_dtype,
+        config.trainer.log_every_n_steps,
+    )
+
+
+def _val_loader(config: Config, task: Task, steps: _Steps, trainer: Trainer) -> Any:
+    return val_loader(
+        task.val,
+        steps.batch_per_device,
+        workers=config.data.workers,
+        collate=task.collate,
+        rank=trainer.global_rank,
+        world_size=trainer.world_size,
+    )
+
+
+def _summary(
+    config: Config,
+    task: Task,
+    trainer: Trainer,
+    module: LightningModule,
+    checkpoints: Checkpoints,
+    throughput: Throughput,
+) -> dict[str, Any]:
+    rates = sorted(throughput.rates)
+    last = {k: float(v) for k, v in trainer.callback_metrics.items() if k != "step"}
+    return {
+        "settings": {
+            "task": config.task,
+            "model": config.model.name,
+            "act": config.act.label,
+            "data": config.data.name,
+            "recipe": config.recipe.name,
+            "seed": config.seed,
+            "precision": config.precision,
+            "parameters": sum(p.numel() for p in task.model.parameters()),
+        },
+        "monitor": task.monitor,
+        "best": checkpoints.best,
+        "last": last,
+        "shown": {name: last[name] for name in task.shown if name in last},
+        "steps": trainer.global_step,
+        "samples_per_s": round(rates[len(rates) // 2], 2) if rates else None,
+        "torch_threads": torch.get_num_threads(),
+    }
+
+
+def _print_summary(run: Run, summary: dict[str, Any]) -> None:
+    settings = summary["settings"]
+    script = "train_vision.py" if settings["task"] == "vision" else "train_lm.py"
+    group = run.folder.parent.parent
+    shown = "  ".join(f"{k} {v:.4f}" for k, v in summary["shown"].items())
+    best = "none" if summary["best"] is None else f"{summary['best']:.4f}"
+    rate = "" if summary["samples_per_s"] is None else f", {summary['samples_per_s']:g} samples/s"
+    rows = [
+        (f"best {summary['monitor']}", best),
+        ("last", shown),
+        ("time", f"{summary['seconds']:g} s{rate}"),
+        ("checkpoints", f"{run.best} (best weights), {run.last} (to go on)"),
+        ("tensorboard", f"tensorboard --logdir {group}"),
+        ("compare", f"python {script} -m act={_rivals(settings)}"),
+    ]
+    print(format_table("Summary", rows), flush=True)
+
+
+def _rivals(settings: dict[str, Any]) -> str:
+    """Name the activation of the run and the usual one of its task, or PolyNorm for that one."""
+    usual = "relu" if settings["task"] == "vision" else "swiglu"
+    own = settings["act"].split("-")[0]
+    return f"{usual},{'polynorm' if own == usual else own}"
+
+
+def _quiet() -> None:
+    """Silence Lightning's hints that do not concern a user of this project."""
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated.*")
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)

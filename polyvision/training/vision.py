@@ -1,0 +1,145 @@
+"""Image classification: cross-entropy, top-1 and top-5 accuracy."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from polyvision.data.images import Augment, ImageData, collate, load_image_data
+from polyvision.models.vision import VisionModel, create_vision_model
+from polyvision.training.module import TaskModule
+from polyvision.training.schema import (
+    Config,
+    ImageDataConfig,
+    VisionModelConfig,
+    VisionRecipeConfig,
+)
+from polyvision.training.session import Task
+
+__all__ = ["VisionModule", "build_task"]
+
+Batch = tuple[Tensor, Tensor]
+
+
+class VisionModule(TaskModule):
+    """Classification of images, (B, C, H, W) in channels_last, with label smoothing in training."""
+
+    def __init__(
+        self, model: nn.Module, *arguments: Any, label_smoothing: float, **keywords: Any
+    ) -> None:
+        super().__init__(model, *arguments, **keywords)
+        self.label_smoothing = label_smoothing
+
+    def _logits(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.model(images.to(memory_format=torch.channels_last))
+        return logits.float()
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy of the batch."""
+        images, labels = batch
+        return F.cross_entropy(
+            self._logits(images), labels, label_smoothing=self.label_smoothing
+        )
+
+    def count(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the summed cross-entropy, the hits among the best 1 and 5, and the images."""
+        images, labels = batch
+        logits = self._logits(images)
+        ranked = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
+        return {
+            "loss": F.cross_entropy(logits, labels, reduction="sum"),
+            "top1": ranked[:, 0].sum(),
+            "top5": ranked.any(1).sum(),
+            "images": torch.tensor(len(labels), device=logits.device),
+        }
+
+    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
+        """Return loss and accuracies as shares of all images."""
+        images = totals["images"]
+        return {
+            "val/loss": totals["loss"] / images,
+            "val/acc1": totals["top1"] / images,
+            "val/acc5": totals["top5"] / images,
+        }
+
+
+def build_task(config: Config) -> Task:
+    """Load the images, build the network, and describe both.
+
+    Raises:
+        ValueError: data, model or activation do not fit.
+    """
+    assert isinstance(config.model, VisionModelConfig)
+    assert isinstance(config.data, ImageDataConfig)
+    assert isinstance(config.recipe, VisionRecipeConfig)
+    recipe = config.recipe
+    data = load_image_data(
+        config.data.name,
+        root=config.data.root,
+        image_size=config.data.image_size,
+        val_fraction=config.data.val_fraction,
+        mean=tuple(config.data.mean),
+        std=tuple(config.data.std),
+        augment=Augment(
+            **dataclasses.asdict(recipe.augment),
+            crop_pct=config.data.crop_pct,
+            interpolation=config.data.interpolation,
+        ),
+        **config.data.options,
+    )
+    built = create_vision_model(
+        config.model.name,
+        config.act.name,
+        config.act.options,
+        num_classes=len(data.classes),
+        in_chans=data.in_chans,
+        image_size=data.image_size,
+        pretrained=config.model.pretrained,
+        model_kwargs=config.model.options,
+    )
+
+    def module(*arguments: Any, **keywords: Any) -> VisionModule:
+        return VisionModule(*arguments, label_smoothing=recipe.label_smoothing, **keywords)
+
+    return Task(
+        model=built.model,
+        module=module,
+        train=data.train,
+        val=data.val,
+        plan=_plan(config, data, built),
+        monitor="val/acc1",
+        mode="max",
+        shown=["val/loss", "val/acc1", "val/acc5"],
+        make_input=lambda n: torch.zeros(n, data.in_chans, data.image_size, data.image_size),
+        collate=collate,
+        files={"classes.json": json.dumps(data.classes, indent=2) + "\n"},
+    )
+
+
+def _plan(config: Config, data: ImageData, built: VisionModel) -> list[tuple[str, str]]:
+    rows = [
+        ("model", f"{config.model.name}" + (", pretrained" if config.model.pretrained else "")),
+        ("activation", f"{config.act.label} at {len(built.sites)} sites{_dims(built)}"),
+        ("parameters", f"{built.parameters:,}, of them {built.parameters_added:,} in activations"),
+    ]
+    if built.gates:
+        rows.append(("gates kept", _names(built.gates)))
+    if built.leftovers:
+        rows.append(("NOT replaced", _names(built.leftovers)))
+    return [*rows, ("data", data.description)]
+
+
+def _dims(built: VisionModel) -> str:
+    dims = [site.dim for site in built.sites if site.dim is not None]
+    parts = [f"{dims.count(d)} over dim {d}" for d in sorted(set(dims), reverse=True)]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _names(modules: tuple[tuple[str, str], ...]) -> str:
+    shown = ", ".join(f"{name} ({kind})" for name, kind in modules[:4])
+    return f"{len(modules)}: {shown}" + (", ..." if len(modules) > 4 else "")

@@ -1,0 +1,63 @@
+"""Small runs that take seconds."""
+
+import pytest
+
+from polyvision.data.text import load_book
+from polyvision.training.compose import compose
+from polyvision.training.session import run_task
+
+
+@pytest.fixture(scope="session")
+def small_text(tmp_path_factory):
+    """A file with the first 24 kB of the built-in book."""
+    path = tmp_path_factory.mktemp("text") / "book.txt"
+    path.write_text(load_book()[:24000])
+    return path
+
+
+@pytest.fixture()
+def overrides(small_text, tmp_path):
+    """Overrides of a run that takes seconds, by task."""
+    common = [f"run_root={tmp_path}/runs", "trainer.accelerator=cpu", "data.workers=0"]
+    return {
+        "vision": [
+            *common,
+            "model=timm",
+            "model.name=test_resnet",
+            "data=fake",
+            "data.options.samples=160",
+            "data.options.classes=4",
+            "data.image_size=32",
+            "recipe.batch_size=16",
+            "recipe.warmup_epochs=0",
+            "trainer.log_every_n_steps=1",
+        ],
+        "language": [
+            *common,
+            "data=text",
+            f"data.path={small_text}",
+            "data.tokenizer=bytes",
+            "model.width=32",
+            "model.layers=1",
+            "model.heads=2",
+            "model.ffn_hidden=96",
+            "model.context=32",
+            "recipe.batch_size=32",
+            "recipe.warmup_epochs=0",
+            "trainer.log_every_n_steps=1",
+        ],
+    }
+
+
+@pytest.fixture()
+def train(overrides):
+    """Train in this process; returns the summary."""
+
+    def run(task, *more):
+        import importlib
+
+        domain = importlib.import_module(f"polyvision.training.{task}")
+        (config,) = compose(task, [*overrides[task], *more])
+        return run_task(config, domain.build_task)
+
+    return run

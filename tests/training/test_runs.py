@@ -1,0 +1,187 @@
+"""Whole runs: the loss falls, a broken run goes on bitwise, guards stop what must not train."""
+
+import json
+import math
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from polyvision.training.module import NonFiniteError, TaskModule
+
+TASKS = ["vision", "language"]
+
+
+def folder_of(tmp_path, name="seed0"):
+    (found,) = tmp_path.glob(f"runs/*/*/*/*/{name}")
+    return found
+
+
+def rows_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def series(folder, tag):
+    return [(row["step"], row[tag]) for row in rows_of(folder) if tag in row]
+
+
+@pytest.fixture()
+def break_at(monkeypatch):
+    """Let the next run fail after a number of optimizer steps, as a kill would."""
+
+    def install(step):
+        original = TaskModule.optimizer_step
+
+        def failing(self, *args, **kwargs):
+            if self.global_step == step:
+                raise RuntimeError("killed")
+            original(self, *args, **kwargs)
+
+        monkeypatch.setattr(TaskModule, "optimizer_step", failing)
+        return lambda: monkeypatch.setattr(TaskModule, "optimizer_step", original)
+
+    return install
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_loss_falls_and_everything_is_written(task, train, tmp_path):
+    summary = train(task, "trainer.max_epochs=3")
+    folder = folder_of(tmp_path)
+    losses = [value for _, value in series(folder, "train/loss")]
+    assert sum(losses[-3:]) < 0.8 * sum(losses[:3])
+    assert summary["steps"] == len(losses)
+    names = {p.name for p in folder.iterdir()}
+    assert {"config.yaml", "environment.json", "summary.json", "checkpoints"} <= names
+    assert not [p for p in folder.rglob("*") if "=" in p.name]
+    for checkpoint in (folder / "checkpoints").iterdir():
+        torch.load(checkpoint, weights_only=True)
+    accumulator = EventAccumulator(str(folder)).Reload()
+    tags = set(accumulator.Tags()["scalars"])
+    shared = {"train/loss", "val/loss", "optim/lr", "optim/grad_norm", "perf/samples_per_s"}
+    own = {"vision": {"val/acc1", "val/acc5"}, "language": {"val/ppl", "val/bpb"}}
+    assert shared | own[task] <= tags
+    assert {t.rsplit("/", 1)[1] for t in tags if t.startswith("act/")} == {
+        "weight_1",
+        "weight_2",
+        "weight_3",
+        "bias",
+    }
+    assert "act/curves" in accumulator.Tags()["images"]
+    assert accumulator.Tags()["histograms"]
+    assert accumulator.PluginTagToContent("hparams")
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["trainer.checkpoint_every_n_steps=4"],  # in the middle of an epoch
+        [],  # at its end
+        ["trainer.checkpoint_every_n_steps=4", "recipe.accumulate=2"],
+        ["trainer.val_every_n_steps=5"],
+    ],
+    ids=["mid-epoch", "epoch-end", "accumulate", "val-by-steps"],
+)
+def test_resume_is_bitwise(task, more, train, tmp_path, break_at, overrides):
+    more = [*more, "trainer.max_epochs=3", "recipe.optimizer_options={}"]
+    train(task, *more, f"run_root={tmp_path}/whole")
+    restore = break_at(15)
+    with pytest.raises(RuntimeError, match="killed"):
+        train(task, *more)
+    restore()
+    train(task, *more, "resume=auto")
+    (whole,) = tmp_path.glob("whole/*/*/*/*/seed0")
+    broken = folder_of(tmp_path)
+    for tag in ("train/loss", "val/loss", "optim/lr", "optim/grad_norm"):
+        assert series(whole, tag) == series(broken, tag)
+    a, b = (
+        torch.load(f / "checkpoints" / "last.ckpt", weights_only=True) for f in (whole, broken)
+    )
+    assert a["global_step"] == b["global_step"]
+    for key, value in a["state_dict"].items():
+        assert torch.equal(value, b["state_dict"][key]), key
+
+
+def test_resume_refuses_another_configuration(train, break_at):
+    restore = break_at(15)
+    with pytest.raises(RuntimeError, match="killed"):
+        train("language", "trainer.checkpoint_every_n_steps=5")
+    restore()
+    with pytest.raises(ValueError, match=r"recipe\.lr: 0\.003 then, 0\.1 now"):
+        train("language", "resume=auto", "recipe.lr=0.1")
+
+
+def test_finished_run_is_not_repeated_by_auto(train, tmp_path, capsys):
+    first = train("language", "trainer.max_steps=3")
+    again = train("language", "trainer.max_steps=3", "resume=auto")
+    assert again["last"] == first["last"]
+    assert "has finished already" in capsys.readouterr().out
+    train("language", "trainer.max_steps=3")
+    assert folder_of(tmp_path, "seed0-2").is_dir()
+
+
+def test_non_finite_loss_stops_before_the_step(train, monkeypatch):
+    seen = {}
+    original = TaskModule.training_step
+
+    def poisoned(self, batch, batch_idx):
+        loss = original(self, batch, batch_idx)
+        if self.global_step == 2:
+            seen["module"] = self
+            loss = loss * math.nan
+            self._loss = loss.detach()
+        return loss
+
+    monkeypatch.setattr(TaskModule, "training_step", poisoned)
+    with pytest.raises(NonFiniteError, match="step 2: a value is not finite"):
+        train("vision")
+    assert all(p.isfinite().all() for p in seen["module"].parameters())
+
+
+def test_first_bad_module_is_named(train, monkeypatch):
+    original = TaskModule.on_train_batch_start
+
+    def break_weights(self, batch, batch_idx):
+        original(self, batch, batch_idx)
+        with torch.no_grad():
+            self.model.blocks[0].ffn.up.weight[0, 0] = math.inf
+
+    monkeypatch.setattr(TaskModule, "on_train_batch_start", break_weights)
+    with pytest.raises(NonFiniteError, match=r"first non-finite output: blocks\.0\.ffn\.up"):
+        train("language")
+
+
+def test_fp16_on_a_cpu_is_real_fp16(train, tmp_path, monkeypatch):
+    dtypes = set()
+    original = TaskModule.training_step
+
+    def spy(self, batch, batch_idx):
+        for module in self.model.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.register_forward_hook(lambda _, __, out: dtypes.add(out.dtype))
+        return original(self, batch, batch_idx)
+
+    monkeypatch.setattr(TaskModule, "training_step", spy)
+    train("language", "precision=fp16", "trainer.max_steps=3")
+    assert dtypes == {torch.float16}
+    assert [v for _, v in series(folder_of(tmp_path), "optim/loss_scale")] == [65536.0] * 3
+
+
+def test_accumulation_changes_nothing_but_rounding(train, tmp_path):
+    steps = ["trainer.max_steps=4", "recipe.optimizer=sgd", "recipe.optimizer_options={}"]
+    train("language", *steps)
+    train("language", *steps, "recipe.accumulate=4")
+    one, four = folder_of(tmp_path), folder_of(tmp_path, "seed0-2")
+    a, b = (series(f, "val/loss")[-1] for f in (one, four))
+    assert a[0] == b[0]
+    assert a[1] == pytest.approx(b[1], rel=1e-5)
+
+
+def test_dry_run_writes_nothing(train, tmp_path, capsys):
+    assert train("vision", "dry_run=true") is None
+    assert not (tmp_path / "runs").exists()
+    shown = capsys.readouterr().out
+    for label in ("model", "activation", "parameters", "data", "steps", "device", "precision"):
+        assert f"\n  {label} " in shown
+
+
