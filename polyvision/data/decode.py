@@ -40,8 +40,9 @@ EXTENSIONS = frozenset(
     ]
 )
 
-# By content, not by name: a .jpg must not start an interpreter, as PostScript would.
-_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
+# By content, not by name: a .jpg must not start an interpreter, as PostScript would. MPO opens as
+# JPEG.
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
 
 
 class UnreadableImageError(Exception):

@@ -160,8 +160,8 @@ def _build(name: str, pretrained: bool, keywords: Mapping[str, Any]) -> nn.Modul
     except Exception as error:  # constructors of a thousand models raise anything
         if _builds(name, keywords) and not _builds(name, {**keywords, "act_layer": Placeholder}):
             raise PolyvisionError(
-                f"timm model {name!r} does not let its activation be chosen: its family does not "
-                "accept act_layer. Choose another model, for example resnet50, convnext_atto or "
+                f"timm model {name!r} does not let its activation be chosen: it does not accept "
+                "act_layer. Choose another model, for example resnet50, convnext_atto or "
                 "vit_tiny_patch16_224."
             ) from error
         reason = " ".join(str(error).split()) or type(error).__name__

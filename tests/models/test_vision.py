@@ -1,0 +1,183 @@
+"""timm networks with any activation: what is replaced, over which dimension, what is refused."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from polyvision.activations import PolyNorm, ReLU
+from polyvision.errors import PolyvisionError
+from polyvision.models.vision import VisionModel, create_vision_model
+
+
+def build(name: str, activation: str = "polynorm", size: int = 64, **keywords: Any) -> VisionModel:
+    return create_vision_model(name, activation, num_classes=7, image_size=size, **keywords)
+
+
+# Network, image size, number of sites, and a pattern of the names that are channel-last; the rest
+# are NCHW. Reviewed against the source of each family.
+FAMILIES = [
+    ("test_resnet", 160, 12, r"$^"),
+    ("test_resnet", 32, 12, r"$^"),
+    ("test_convnext", 160, 9, r".*mlp"),
+    ("test_vit", 160, 6, r".*mlp"),
+    ("test_vit", 32, 6, r".*mlp"),
+    ("test_efficientnet", 160, 11, r"$^"),  # two of them on the 1x1 maps of SE
+    ("test_efficientnet", 32, 11, r"$^"),
+    ("vgg11", 224, 10, r"$^"),
+    ("mixer_s32_224", 224, 16, r".*"),
+    ("levit_128s", 224, 25, r"stages"),
+    ("test_mambaout", 160, 7, r"stages"),
+]
+
+
+@pytest.mark.parametrize(("name", "size", "sites", "channel_last"), FAMILIES)
+def test_feature_dimensions(name: str, size: int, sites: int, channel_last: str) -> None:
+    with torch.device("meta"):
+        built = build(name, size=size)
+    assert len(built.sites) == sites
+    expected = {s.name: -1 if re.match(channel_last, s.name) else 1 for s in built.sites}
+    assert {s.name: s.dim for s in built.sites} == expected
+    for site in built.sites:
+        module = built.model.get_submodule(site.name)
+        assert isinstance(module, PolyNorm)
+        assert module.dim == site.dim
+        assert module.weight.is_meta
+
+
+def test_resnet50_of_imagenet() -> None:
+    with torch.device("meta"):
+        built = create_vision_model("resnet50", "polynorm", num_classes=1000, image_size=224)
+    assert len(built.sites) == 49
+    assert built.parameters_added == 196
+    assert built.parameters == 25_557_032 + 196 == sum(p.numel() for p in built.model.parameters())
+    assert built.leftovers == built.gates == ()
+
+
+def test_every_site_has_its_own_module_and_gradient() -> None:
+    # timm starts the last norm of each residual branch at zero: no gradient would pass at first.
+    built = build("test_resnet", size=32, model_kwargs={"zero_init_last": False})
+    modules = [built.model.get_submodule(site.name) for site in built.sites]
+    assert len(set(map(id, modules))) == len(built.sites)
+    built.model(torch.randn(4, 3, 32, 32)).square().sum().backward()
+    for module in modules:
+        for parameter in module.parameters():
+            assert parameter.grad is not None
+            assert torch.isfinite(parameter.grad).all()
+            assert (parameter.grad != 0).all()
+
+
+def test_the_activation_is_what_differs_from_the_plain_network() -> None:
+    x = torch.randn(2, 3, 64, 64)
+    torch.manual_seed(5)
+    plain = timm.create_model("test_resnet", num_classes=7).eval()
+    torch.manual_seed(5)
+    relu = build("test_resnet", "relu").model.eval()
+    torch.manual_seed(5)
+    poly = build("test_resnet").model.eval()
+    torch.testing.assert_close(relu(x), plain(x))
+    assert not torch.allclose(poly(x), plain(x), rtol=0.1)
+    state = poly.state_dict()
+    assert all(torch.equal(value, state.pop(name)) for name, value in plain.state_dict().items())
+    assert len(state) == 24  # weight and bias of 12 sites
+
+
+def test_channels_last_and_options_reach_the_network() -> None:
+    built = build(
+        "test_resnet",
+        activation_options={"order": 2, "bias": False},
+        in_chans=1,
+        model_kwargs={"drop_path_rate": 0.5},
+    )
+    weight = built.model.get_submodule("conv1").get_parameter("0.weight")
+    assert weight.shape[1] == 1
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+    assert built.parameters_added == 12 * 2
+    assert any(getattr(m, "drop_prob", None) == 0.5 for m in built.model.modules())
+    assert built.model(torch.randn(2, 1, 64, 64)).shape == (2, 7)
+
+
+def test_a_pointwise_activation_has_no_dimension() -> None:
+    built = build("test_vit", "relu")
+    assert {site.dim for site in built.sites} == {None}
+    assert all(isinstance(built.model.get_submodule(s.name), ReLU) for s in built.sites)
+    assert built.parameters_added == 0
+
+
+def test_gates_stay() -> None:
+    built = build("test_efficientnet")
+    assert len(built.gates) == 2
+    assert all(name.endswith("se.gate") and kind == "Sigmoid" for name, kind in built.gates)
+    assert built.leftovers == ()
+
+
+def test_what_a_family_does_not_let_be_chosen_is_listed() -> None:
+    built = build("test_vit_relpos")  # its position network has a ReLU of its own
+    kinds = {kind for _, kind in built.leftovers}
+    assert kinds == {"ReLU"}
+    for name, _ in built.leftovers:
+        assert isinstance(built.model.get_submodule(name), nn.ReLU)
+
+
+def test_a_module_that_one_pass_calls_repeatedly_is_counted() -> None:
+    with torch.device("meta"):
+        built = build("res2next50", "relu")
+    calls = {site.name: site.calls for site in built.sites}
+    assert calls["act1"] == 1
+    assert calls["layer1.0.relu"] == 5
+
+
+@pytest.mark.parametrize(
+    ("keywords", "text"),
+    [
+        ({"name": "resnet5O"}, "unknown timm model 'resnet5O'. Did you mean 'resnet50',"),
+        ({"name": "resnet50.nope"}, "could not build 'resnet50.nope': Invalid pretrained tag"),
+        ({"name": "swin_tiny_patch4_window7_224"}, "does not accept act_layer. Choose another"),
+        ({"name": "nfnet_l0"}, "it does not accept act_layer. Choose another model, for example"),
+        (
+            {"activation": "swiglu"},
+            "swiglu is gated: it needs two inputs and fits the feed-forward network of a language "
+            "model only. For test_resnet choose one of: gelu, polynorm, ",
+        ),
+        ({"activation": "polynrom"}, "unknown activation 'polynrom'. Did you mean 'polynorm'?"),
+        ({"activation_options": {"ordr": 2}}, "'ordr'. Did you mean 'order'? Valid: bias, eps"),
+        ({"activation_options": {"dim": 1}}, "unknown option of activation 'polynorm' 'dim'"),
+        ({"activation_options": {"order": 9}}, "order must be an integer from 1 to 8, got 9"),
+        ({"model_kwargs": {"depth": 3}}, "could not build 'test_resnet': "),
+        ({"model_kwargs": {"in_chans": 1}}, "model_kwargs must not set 'in_chans'"),
+        ({"name": "inception_v3", "size": 32}, "cannot take images of 32x32 pixels with 3 chan"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(keywords: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(text)) as caught:
+        build(**{"name": "test_resnet"} | keywords)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_that_cannot_be_had_are_not_blamed_on_the_activation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("timm.models._builder.load_pretrained", unreachable)
+    with pytest.raises(PolyvisionError, match="could not build 'test_resnet': no route to host"):
+        build("test_resnet", pretrained=True)
+
+
+def test_pretrained_weights_load_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tensor of a checkpoint finds its place, and only the coefficients are new."""
+    source = timm.create_model("test_resnet", num_classes=7)
+    torch.nn.init.normal_(source.get_parameter("fc.weight"))
+
+    def load(model: nn.Module, **_: Any) -> None:
+        model.load_state_dict(source.state_dict(), strict=True)
+
+    monkeypatch.setattr("timm.models._builder.load_pretrained", load)
+    state = build("test_resnet", pretrained=True).model.state_dict()
+    assert all(torch.equal(state[name], value) for name, value in source.state_dict().items())
