@@ -1,0 +1,78 @@
+"""The closed table of tile shapes and warps: (features, element size, layout, chip) -> Tile.
+
+Nothing here depends on the number of rows and nothing is timed at run time. Reasons and register
+counts are in docs/kernels-triton.md.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+
+__all__ = ["Tile", "norm_tile", "programs", "relu_tile", "warp_size"]
+
+_SHORT = 2048  # elements of a tile that holds several short rows
+_LONGEST = 16384  # features of the longest row kept in registers
+_CHUNK = 8192  # features of a tile of longer rows
+_ABREAST = 32  # rows of a strided tile: whole memory sectors
+_STRIDED_LONGEST = 256  # features of the longest strided row kept in registers
+_STRIDED_CHUNK = 64  # features of a tile of longer strided rows
+_THREADS_PER_SM = 1024  # resident threads that persistent grids ask for
+
+
+class Tile(NamedTuple):
+    """Rows and features of a tile, threads that share it, and whether a row takes several tiles."""
+
+    rows: int
+    features: int
+    threads: int
+    looped: bool
+
+
+def _power_of_two(n: int) -> int:
+    """Return the power of two at or above ``n``."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def norm_tile(size: int, inner: int) -> Tile:
+    """Return the tile of the PolyNorm kernels for rows of ``size``, ``inner`` of them abreast."""
+    features = _power_of_two(size)
+    if inner == 1:
+        looped = size > _LONGEST
+        features = _CHUNK if looped else features
+        rows, most = max(_SHORT // features, 1), 512
+    else:
+        looped = size > _STRIDED_LONGEST
+        features = _STRIDED_CHUNK if looped else features
+        # Each thread holds several rows and what belongs to them: it needs up to 255 registers.
+        rows, most = min(max(_SHORT // features, _ABREAST), _power_of_two(inner)), 256
+    return Tile(rows, features, min(max(rows * features // 16, 128), most), looped)
+
+
+def relu_tile(size: int, inner: int) -> Tile:
+    """Return the tile of the PolyReLU kernels: 8 elements a thread, the fastest dim first."""
+    fast, slow = (size, inner) if inner == 1 else (inner, size)
+    width = min(_power_of_two(fast), 2048)
+    height = 2048 // width
+    if inner == 1:
+        return Tile(height, width, 256, False)
+    return Tile(width, min(height, _power_of_two(slow)), 256, False)
+
+
+@functools.lru_cache(maxsize=64)
+def _processors(index: int) -> int:
+    return torch.cuda.get_device_properties(index).multi_processor_count
+
+
+@functools.lru_cache(maxsize=1)
+def warp_size() -> int:
+    """Return the threads of a warp: 64 on AMD's data-centre chips, else 32."""
+    return 64 if torch.version.hip else 32
+
+
+def programs(device: torch.device, threads: int) -> int:
+    """Return how many programs the chip holds at once: the size of persistent grids."""
+    resident = _THREADS_PER_SM // threads
+    return resident * (_processors(device.index) if device.type == "cuda" else 1)
