@@ -4,6 +4,11 @@ Each function validates nothing (``polyvision.functional`` does) and picks the f
 the device of its input.
 """
 
-from polyvision.kernels.reference import poly_norm, poly_relu
+from polyvision.kernels.autograd import poly_norm, poly_relu
+from polyvision.kernels.namesake import step_aside
+from polyvision.kernels.selection import BACKENDS, describe, use_backend
 
-__all__ = ["poly_norm", "poly_relu"]
+__all__ = ["BACKENDS", "describe", "poly_norm", "poly_relu", "use_backend"]
+
+if __name__ == "kernels":  # not polyvision.kernels: found first by a program run in the repository
+    step_aside()
