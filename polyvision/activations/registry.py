@@ -138,5 +138,6 @@ def create_activation(name: str, **keywords: Any) -> nn.Module:
 
 def activation_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Return the registered activations inside ``model`` by their dotted names."""
-    classes = tuple(i.factory for i in _REGISTRY.values() if inspect.isclass(i.factory))
+    factories: list[Any] = [info.factory for info in _REGISTRY.values()]
+    classes = tuple(f for f in factories if inspect.isclass(f))
     return {name: m for name, m in model.named_modules() if isinstance(m, classes)}

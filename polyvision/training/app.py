@@ -44,9 +44,9 @@ def main(task: Task) -> None:
             _fail(error, debug)
         return summary["best"] if summary else None
 
-    hydra.main(
-        version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=SCRIPTS[task]
-    )(job)()
+    hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=SCRIPTS[task])(
+        job
+    )()
 
 
 def _check(task: Task, arguments: list[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.fabric.utilities.throughput import get_available_flops
@@ -26,6 +26,10 @@ def tensorboard(trainer: Trainer) -> Any:
     """Return the TensorBoard writer of this process, or None."""
     loggers = (lo for lo in trainer.loggers if isinstance(lo, TensorBoardLogger))
     return next((lo.experiment for lo in loggers if trainer.is_global_zero), None)
+
+
+def _sites(pl_module: LightningModule) -> dict[str, nn.Module]:
+    return activation_modules(cast(nn.Module, pl_module.model))
 
 
 class Throughput(Callback):
@@ -123,7 +127,7 @@ class ActivationMonitor(Callback):
     ) -> None:
         """Watch the sites during the first validation batch."""
         if self.histograms and batch_idx == 0 and trainer.is_global_zero:
-            for name, module in activation_modules(pl_module.model).items():
+            for name, module in _sites(pl_module).items():
                 self._handles.append(module.register_forward_pre_hook(self._watch(name)))
 
     def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
@@ -152,14 +156,14 @@ class ActivationMonitor(Callback):
             values = rows[rows.isfinite()].cpu()
             if values.numel():
                 writer.add_histogram(f"act/{name}/input", values, step)
-        figure = activation_curves(activation_modules(pl_module.model), self._rows)
+        figure = activation_curves(_sites(pl_module), self._rows)
         if figure is not None:
             writer.add_figure("act/curves", figure, step)
         self._rows = {}
 
     def _coefficients(self, pl_module: LightningModule) -> dict[str, float]:
         values = {}
-        for name, module in activation_modules(pl_module.model).items():
+        for name, module in _sites(pl_module).items():
             for key, parameter in module.named_parameters():
                 flat = parameter.detach().flatten().tolist()
                 single = key == "bias" and len(flat) == 1

@@ -117,8 +117,8 @@ def typed_config(values: Any) -> schema.Config:
     parts["act"] = _activation(task, values["act"], problems)
     rest = {k: v for k, v in values.items() if k not in {*_SCHEMAS[task], "act"}}
     rest["precision"] = str(rest["precision"])
-    scalars = load(_Scalars, rest, "", problems)
-    if problems or scalars is None:
+    scalars: Any = load(_Scalars, rest, "", problems)
+    if problems:
         raise _error(problems)
     return schema.Config(**parts, **dataclasses.asdict(scalars))
 
@@ -215,10 +215,10 @@ def _key_fits(
         problems.append(f"{key} is not set yet: add it with +{override.input_line}")
     elif isinstance(node, DictConfig):
         prefix = f"{parent}." if parent else ""
-        siblings = {f"{prefix}{k}" for k in node} | (set() if parent else set(groups))
+        siblings = {f"{prefix}{k!s}" for k in node} | (set() if parent else set(groups))
         problems.append(str(unknown("key", key, siblings)))
     else:
-        problems.append(str(unknown("key", key, set(base) | set(groups))))
+        problems.append(str(unknown("key", key, {*map(str, base), *groups})))
     return False
 
 
@@ -230,7 +230,7 @@ def _values(override: Override) -> list[Any]:
 
 def _choices(override: Override) -> list[str]:
     if not override.is_sweep_override():
-        return [override.input_line]
+        return [str(override.input_line)]
     return [f"{_prefix(override)}={v}" for v in override.sweep_string_iterator()]
 
 

@@ -80,7 +80,7 @@ def resolve_hardware(config: Config) -> Hardware:
     """Resolve ``trainer.accelerator``, ``trainer.devices`` and ``precision`` on this machine.
 
     Raises:
-        ValueError: the machine has no such device, fewer of them, or cannot compute in the precision.
+        ValueError: the machine lacks the device, has fewer of them, or not the precision.
     """
     wanted = config.trainer.accelerator
     if torch.cuda.is_available():

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
@@ -71,7 +71,12 @@ class TextSample(Callback):
             return
         prompt = torch.from_numpy(self.tokenizer.encode("\n\n")).long()[None].to(pl_module.device)
         ids = generate(
-            pl_module.model, prompt, self.tokens, temperature=0.8, top_p=0.95, seed=self.seed
+            cast(Transformer, pl_module.model),
+            prompt,
+            self.tokens,
+            temperature=0.8,
+            top_p=0.95,
+            seed=self.seed,
         )
         self.text = self.tokenizer.decode(ids[0].tolist()).strip()
         quoted = "\n".join(f"    {line}" for line in self.text.splitlines())
@@ -137,8 +142,11 @@ def _plan(config: Config, data: TextData, model: Transformer) -> list[tuple[str,
     shape = model.shape
     gated = " (gated)" if activation_info(shape.activation).kind == "gated" else ""
     return [
-        ("model", f"{config.model.name}: {shape.layers} layers of width {shape.width}, "
-         f"{shape.heads} heads, context {shape.context}"),
+        (
+            "model",
+            f"{config.model.name}: {shape.layers} layers of width {shape.width}, "
+            f"{shape.heads} heads, context {shape.context}",
+        ),
         ("activation", f"{config.act.label}{gated} in {shape.layers} feed-forward networks"),
         ("parameters", f"{model.num_parameters:,} ({count(model.num_parameters)})"),
         *data.describe().items(),

@@ -7,11 +7,11 @@ Each sample is drawn with its own seed: augmentation does not depend on the numb
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sized
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from polyvision.errors import PolyvisionError
 from polyvision.training.seeding import derive_seed, seed_all
@@ -129,7 +129,7 @@ class TrainLoader:
         """Go to the place that ``state`` names.
 
         Raises:
-            ValueError: the state belongs to other data, another batch size, seed or number of ranks.
+            ValueError: the state is of other data, another batch size, seed or number of ranks.
         """
         other = {k: v for k, v in state["layout"].items() if v != self._layout()[k]}
         if other:
@@ -151,7 +151,7 @@ def val_loader(
     world_size: int = 1,
 ) -> DataLoader[Any]:
     """Return this rank's share of the samples, in order, each exactly once."""
-    shard = torch.utils.data.Subset(samples, range(rank, len(samples), world_size))  # type: ignore[arg-type]
+    shard: Subset[Any] = Subset(cast(Dataset[Any], samples), range(rank, len(samples), world_size))
     return DataLoader(
         shard,
         batch_size=batch_size,

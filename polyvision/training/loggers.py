@@ -1,4 +1,4 @@
-"""Where metrics go: TensorBoard, and JSON lines that a resumed run continues after its checkpoint."""
+"""Where metrics go: TensorBoard, and JSON lines that a resumed run continues."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Board(TensorBoardLogger):
         )
 
     def save(self) -> None:
-        """Flush; the settings are in config.yaml, so Lightning's own copy of them is not written."""
+        """Flush; Lightning's own copy of the settings is not written: config.yaml has them."""
         self.experiment.flush()
 
 

@@ -1,4 +1,4 @@
-"""The Lightning module that both tasks share: seeding, optimizer, schedule, clipping, guards, tags."""
+"""The Lightning module that both tasks share: seeds, optimizer, schedule, clipping, guards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor, nn
 
@@ -80,12 +79,9 @@ class TaskModule(LightningModule):
         )
         return optimizer
 
-    def on_train_start(self) -> None:
-        """Set the learning rate of the step that comes first, also after a resume."""
-        self._schedule.step_update(self.global_step)
-
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Seed dropout and the like from the place in the run."""
+        """Set learning rate and random seeds from the place in the run, which a resume restores."""
+        self._schedule.step_update(self.global_step)
         seed_all(
             self.seed,
             "step",
@@ -142,17 +138,6 @@ class TaskModule(LightningModule):
     def _forward_again(self, batch: Any) -> Tensor:
         with self.trainer.precision_plugin.forward_context():
             return self.loss(batch)
-
-    def optimizer_step(
-        self,
-        epoch: int,
-        batch_idx: int,
-        optimizer: torch.optim.Optimizer | LightningOptimizer,
-        optimizer_closure: Any = None,
-    ) -> None:
-        """Step, then set the learning rate of the next step."""
-        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
-        self._schedule.step_update(self.global_step)
 
     def _scaler(self) -> torch.amp.GradScaler | None:
         plugin = self.trainer.precision_plugin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,7 +28,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     coefficients = {
         id(p) for module in activation_modules(model).values() for p in module.parameters()
     }
-    decayed, kept = [], []
+    decayed: list[nn.Parameter] = []
+    kept: list[nn.Parameter] = []
     for parameter in model.parameters():
         if parameter.requires_grad:
             plain = parameter.ndim > 1 and id(parameter) not in coefficients
@@ -50,8 +52,9 @@ def build_optimizer(
     Raises:
         ValueError: unknown optimizer, or options that it does not take.
     """
-    if recipe.optimizer not in list_optimizers():
-        raise unknown("recipe.optimizer", recipe.optimizer, list_optimizers())
+    names = [str(name) for name in list_optimizers()]
+    if recipe.optimizer not in names:
+        raise unknown("recipe.optimizer", recipe.optimizer, names)
     options = dict(recipe.optimizer_options)
     constructor = inspect.signature(get_optimizer_class(recipe.optimizer))
     if "fused" in constructor.parameters and not loss_scaling:
@@ -83,8 +86,9 @@ def build_schedule(
         ValueError: options that the schedule does not take.
     """
     epochs = total_steps / epoch_steps
+    create: Callable[..., tuple[Scheduler, int]] = create_scheduler_v2  # takes parts of epochs too
     try:
-        scheduler, _ = create_scheduler_v2(
+        scheduler, _ = create(
             optimizer,
             sched=recipe.schedule,
             num_epochs=epochs,

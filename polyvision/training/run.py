@@ -163,7 +163,9 @@ def _existing(folder: Path, config: Config) -> Run:
     return Run(folder, run.last if run.last.exists() else None)
 
 
-def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+def config_differences(
+    old: Mapping[str, Any], new: Mapping[str, Any]
+) -> list[tuple[str, Any, Any]]:
     """List (key, old, new) for each value that differs and matters for the result."""
     a, b = _flatten(old), _flatten(new)
     keys = [k for k in {**a, **b} if k not in _FREE_KEYS]

@@ -40,7 +40,7 @@ class VisionModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LanguageModelConfig:
-    """A decoder-only transformer; ``ffn_hidden`` is the width of an ungated feed-forward network."""
+    """A decoder-only transformer; ``ffn_hidden`` is the hidden size of an ungated FFN."""
 
     task: Literal["language"]
     name: str

@@ -20,7 +20,7 @@ def derive_seed(*parts: int | str) -> int:
 def seed_all(*parts: int | str, cuda: bool = False) -> None:
     """Seed Python, NumPy and torch from the parts; the GPU's generators too with ``cuda``.
 
-    torch.manual_seed is avoided in loader workers: without a GPU context it queues a call each time.
+    torch.manual_seed is avoided: in a process without a GPU context it queues a call each time.
     """
     seed = derive_seed(*parts)
     random.seed(seed)

@@ -20,7 +20,7 @@ from polyvision.errors import PolyvisionError
 from polyvision.training.callbacks import ActivationMonitor, Console, Throughput
 from polyvision.training.checkpoint import AtomicCheckpointIO
 from polyvision.training.checkpoints import Checkpoints
-from polyvision.training.cost import estimate_cost
+from polyvision.training.cost import Cost, estimate_cost
 from polyvision.training.hardware import Hardware, resolve_hardware
 from polyvision.training.loader import Collate, MapDataset, TrainLoader, val_loader
 from polyvision.training.loggers import Board, JsonLinesLogger, truncate_metrics
@@ -96,12 +96,16 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
     loader = _train_loader(config, hardware, task)
     steps = _steps(config, hardware, loader)
     build_optimizer(task.model, config.recipe, loss_scaling=False)  # refuse bad options early
+    batch = steps.batch_per_device
+    cost = estimate_cost(task.model, lambda: task.make_input(batch), hardware.compute_dtype)
     if "LOCAL_RANK" not in os.environ:
-        print(format_table("Plan", _plan_rows(config, hardware, task, steps, plan)), flush=True)
+        print(
+            format_table("Plan", _plan_rows(config, hardware, task, steps, cost, plan)), flush=True
+        )
     if config.dry_run:
         return None
     run = open_run(config, plan)
-    return _fit(config, hardware, task, loader, steps, run)
+    return _fit(config, hardware, task, loader, steps, cost, run)
 
 
 def _train_loader(config: Config, hardware: Hardware, task: Task) -> TrainLoader:
@@ -131,25 +135,35 @@ def _steps(config: Config, hardware: Hardware, loader: TrainLoader) -> _Steps:
 
 
 def _plan_rows(
-    config: Config, hardware: Hardware, task: Task, steps: _Steps, run: Run
+    config: Config, hardware: Hardware, task: Task, steps: _Steps, cost: Cost, run: Run
 ) -> list[tuple[str, str]]:
     recipe = config.recipe
     batch = steps.batch_per_device
-    cost = estimate_cost(task.model, lambda: task.make_input(batch), hardware.compute_dtype)
     weights = sum(p.numel() * p.element_size() for p in task.model.parameters())
     clip = "none" if recipe.clip_grad is None else f"{recipe.clip_grad:g}"
-    last = f"{steps.total:,} optimizer steps of {recipe.batch_size} samples, {steps.epoch:,} an epoch"
+    last = (
+        f"{steps.total:,} optimizer steps of {recipe.batch_size} samples, {steps.epoch:,} an epoch"
+    )
     return [
         *task.plan,
-        ("recipe", f"{recipe.name}: {recipe.optimizer}, lr {recipe.lr:g} ({recipe.schedule}), "
-         f"weight decay {recipe.weight_decay:g}, clip {clip}"),
+        (
+            "recipe",
+            f"{recipe.name}: {recipe.optimizer}, lr {recipe.lr:g} ({recipe.schedule}), "
+            f"weight decay {recipe.weight_decay:g}, clip {clip}",
+        ),
         ("steps", last),
         ("device", hardware.device_text),
         ("precision", hardware.precision_text),
-        ("cost", f"{count(3 * cost.flops / batch)}FLOP a sample forward and backward; memory about "
-         f"{size(weights)} weights, {size(cost.saved_bytes)} activations a batch of {batch}"),
+        (
+            "cost",
+            f"{count(3 * cost.flops / batch)}FLOP a sample forward and backward; memory about "
+            f"{size(weights)} weights, {size(cost.saved_bytes)} activations a batch of {batch}",
+        ),
         ("seed", str(config.seed)),
-        ("run folder", f"{run.folder}" + (f" (goes on from {run.checkpoint})" if run.checkpoint else "")),
+        (
+            "run folder",
+            f"{run.folder}" + (f" (goes on from {run.checkpoint})" if run.checkpoint else ""),
+        ),
     ]
 
 
@@ -159,6 +173,7 @@ def _fit(
     task: Task,
     loader: TrainLoader,
     steps: _Steps,
+    cost: Cost,
     run: Run,
 ) -> dict[str, Any]:
     step = _prepare_folder(run, task)
@@ -172,10 +187,14 @@ def _fit(
     if config.trainer.compile:
         task.model.compile()
     board = Board(run.folder, purge_step=step + 1 if step else None)
-    throughput = _throughput(config, hardware, task, steps)
-    checkpoints = Checkpoints(
-        run, task.monitor, task.mode, config.trainer.checkpoint_every_n_steps
+    throughput = Throughput(
+        steps.batch_per_device * hardware.devices,
+        task.tokens_per_sample,
+        3 * cost.flops / steps.batch_per_device,
+        hardware.compute_dtype,
+        config.trainer.log_every_n_steps,
     )
+    checkpoints = Checkpoints(run, task.monitor, task.mode, config.trainer.checkpoint_every_n_steps)
     trainer = _trainer(
         config,
         hardware,
@@ -196,7 +215,9 @@ def _fit(
         ckpt_path=run.checkpoint,
     )
     if trainer.interrupted:
-        print(f"interrupted; go on with resume={run.folder}" if run.last.exists() else "interrupted")
+        print(
+            f"interrupted; go on with resume={run.folder}" if run.last.exists() else "interrupted"
+        )
         raise SystemExit(130)
     summary = _summary(config, task, trainer, module, checkpoints, throughput)
     summary["seconds"] = round(time.monotonic() - started, 1)
@@ -235,14 +256,14 @@ def _trainer(
     trainer, recipe = config.trainer, config.recipe
     arguments = hardware.trainer_arguments()
     arguments["plugins"] = [*arguments.get("plugins", []), AtomicCheckpointIO()]
-    by_steps = trainer.val_every_n_steps is not None
+    by_steps = trainer.val_every_n_steps
     return Trainer(
         **arguments,
         max_epochs=trainer.max_epochs,
         max_steps=-1 if trainer.max_steps is None else trainer.max_steps,
         logger=loggers,
         callbacks=callbacks,
-        val_check_interval=trainer.val_every_n_steps * recipe.accumulate if by_steps else None,
+        val_check_interval=by_steps * recipe.accumulate if by_steps else None,
         check_val_every_n_epoch=None if by_steps else 1,
         log_every_n_steps=trainer.log_every_n_steps,
         accumulate_grad_batches=recipe.accumulate,
@@ -251,18 +272,6 @@ def _trainer(
         use_distributed_sampler=False,
         enable_model_summary=False,
         enable_checkpointing=False,
-    )
-
-
-def _throughput(config: Config, hardware: Hardware, task: Task, steps: _Steps) -> Throughput:
-    batch = steps.batch_per_device
-    cost = estimate_cost(task.model, lambda: task.make_input(batch), hardware.compute_dtype)
-    return Throughput(
-        batch * hardware.devices,
-        task.tokens_per_sample,
-        3 * cost.flops / batch,
-        hardware.compute_dtype,
-        config.trainer.log_every_n_steps,
     )
 
 

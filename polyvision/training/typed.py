@@ -93,8 +93,10 @@ def _convert(value: Any, hint: Any, path: str, problems: list[str]) -> Any:
         return float(value)
     if hint is str and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
-    if isinstance(hint, type) and isinstance(value, hint) and not (
-        isinstance(value, bool) and hint is not bool
+    if (
+        isinstance(hint, type)
+        and isinstance(value, hint)
+        and not (isinstance(value, bool) and hint is not bool)
     ):
         return value
     raise ValueError(f"{path} must be {_describe(hint)}, got {value!r}")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
+from typing import Any, cast
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyvision.data.images import Augment, ImageData, collate, load_image_data
 from polyvision.models.vision import VisionModel, create_vision_model
+from polyvision.training.loader import MapDataset
 from polyvision.training.module import TaskModule
 from polyvision.training.schema import (
     Config,
@@ -42,9 +43,7 @@ class VisionModule(TaskModule):
     def loss(self, batch: Batch) -> Tensor:
         """Return the mean cross-entropy of the batch."""
         images, labels = batch
-        return F.cross_entropy(
-            self._logits(images), labels, label_smoothing=self.label_smoothing
-        )
+        return F.cross_entropy(self._logits(images), labels, label_smoothing=self.label_smoothing)
 
     def count(self, batch: Batch) -> dict[str, Tensor]:
         """Return the summed cross-entropy, the hits among the best 1 and 5, and the images."""
@@ -109,9 +108,9 @@ def build_task(config: Config) -> Task:
     return Task(
         model=built.model,
         module=module,
-        train=data.train,
-        val=data.val,
-        plan=_plan(config, data, built),
+        train=cast(MapDataset, data.train),
+        val=cast(MapDataset, data.val),
+        plan=_plan(config, data, built, config.model.pretrained),
         monitor="val/acc1",
         mode="max",
         shown=["val/loss", "val/acc1", "val/acc5"],
@@ -121,9 +120,11 @@ def build_task(config: Config) -> Task:
     )
 
 
-def _plan(config: Config, data: ImageData, built: VisionModel) -> list[tuple[str, str]]:
+def _plan(
+    config: Config, data: ImageData, built: VisionModel, pretrained: bool
+) -> list[tuple[str, str]]:
     rows = [
-        ("model", f"{config.model.name}" + (", pretrained" if config.model.pretrained else "")),
+        ("model", config.model.name + (", pretrained" if pretrained else "")),
         ("activation", f"{config.act.label} at {len(built.sites)} sites{_dims(built)}"),
         ("parameters", f"{built.parameters:,}, of them {built.parameters_added:,} in activations"),
     ]

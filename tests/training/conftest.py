@@ -15,7 +15,7 @@ def small_text(tmp_path_factory):
     return path
 
 
-@pytest.fixture()
+@pytest.fixture
 def overrides(small_text, tmp_path):
     """Overrides of a run that takes seconds, by task."""
     common = [f"run_root={tmp_path}/runs", "trainer.accelerator=cpu", "data.workers=0"]
@@ -49,7 +49,7 @@ def overrides(small_text, tmp_path):
     }
 
 
-@pytest.fixture()
+@pytest.fixture
 def train(overrides):
     """Train in this process; returns the summary."""
 

@@ -25,20 +25,20 @@ def series(folder, tag):
     return [(row["step"], row[tag]) for row in rows_of(folder) if tag in row]
 
 
-@pytest.fixture()
+@pytest.fixture
 def break_at(monkeypatch):
     """Let the next run fail after a number of optimizer steps, as a kill would."""
 
     def install(step):
-        original = TaskModule.optimizer_step
+        original = TaskModule.training_step
 
-        def failing(self, *args, **kwargs):
+        def failing(self, batch, batch_idx):
             if self.global_step == step:
                 raise RuntimeError("killed")
-            original(self, *args, **kwargs)
+            return original(self, batch, batch_idx)
 
-        monkeypatch.setattr(TaskModule, "optimizer_step", failing)
-        return lambda: monkeypatch.setattr(TaskModule, "optimizer_step", original)
+        monkeypatch.setattr(TaskModule, "training_step", failing)
+        return lambda: monkeypatch.setattr(TaskModule, "training_step", original)
 
     return install
 
@@ -94,9 +94,7 @@ def test_resume_is_bitwise(task, more, train, tmp_path, break_at, overrides):
     broken = folder_of(tmp_path)
     for tag in ("train/loss", "val/loss", "optim/lr", "optim/grad_norm"):
         assert series(whole, tag) == series(broken, tag)
-    a, b = (
-        torch.load(f / "checkpoints" / "last.ckpt", weights_only=True) for f in (whole, broken)
-    )
+    a, b = (torch.load(f / "checkpoints" / "last.ckpt", weights_only=True) for f in (whole, broken))
     assert a["global_step"] == b["global_step"]
     for key, value in a["state_dict"].items():
         assert torch.equal(value, b["state_dict"][key]), key
@@ -158,7 +156,9 @@ def test_fp16_on_a_cpu_is_real_fp16(train, tmp_path, monkeypatch):
     def spy(self, batch, batch_idx):
         for module in self.model.modules():
             if isinstance(module, torch.nn.Linear):
-                module.register_forward_hook(lambda _, __, out: dtypes.add(out.dtype))
+                module.register_forward_hook(
+                    lambda _, __, out: dtypes.add(out.dtype) if out.requires_grad else None
+                )
         return original(self, batch, batch_idx)
 
     monkeypatch.setattr(TaskModule, "training_step", spy)
@@ -183,5 +183,3 @@ def test_dry_run_writes_nothing(train, tmp_path, capsys):
     shown = capsys.readouterr().out
     for label in ("model", "activation", "parameters", "data", "steps", "device", "precision"):
         assert f"\n  {label} " in shown
-
-

@@ -1,0 +1,85 @@
+"""The two scripts as a user runs them: processes, exit codes, kills."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = {"vision": "train_vision.py", "language": "train_lm.py"}
+
+
+def start(task, *arguments, **environment):
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / SCRIPTS[task]), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )
+
+
+def rows_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def finish(process):
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    return output
+
+
+def test_mistakes_exit_with_2_and_no_traceback(tmp_path):
+    process = start("vision", "mdoel=resnet50", "act=polynrom", f"run_root={tmp_path}/runs")
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert output == ""
+    assert [line[:7] for line in errors.splitlines()] == ["error: "] * 2
+    assert not (tmp_path / "runs").exists()
+
+
+def test_two_activations_make_two_runs(overrides, tmp_path):
+    short = ["trainer.max_steps=2", "-m", "act=relu,polynorm"]
+    output = finish(start("vision", *overrides["vision"], *short))
+    folders = sorted(p.parent.parent.name for p in tmp_path.glob("runs/*/*/*/*/*/summary.json"))
+    assert folders == ["polynorm", "relu"]
+    assert output.count("Summary\n") == 2
+
+
+def test_sigkill_then_resume_ends_like_an_unbroken_run(overrides, tmp_path):
+    arguments = [*overrides["language"], "trainer.checkpoint_every_n_steps=3"]
+    arguments += ["trainer.max_epochs=3"]
+    finish(start("language", *arguments, f"run_root={tmp_path}/whole"))
+    process = start("language", *arguments)
+    folder = tmp_path / "runs" / "language" / "text" / "lm_tiny" / "polynorm" / "seed0"
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline and process.poll() is None:
+        if (folder / "checkpoints" / "last.ckpt").exists():
+            break
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (folder / "summary.json").exists()
+    finish(start("language", *arguments, "resume=auto"))
+    (whole,) = tmp_path.glob("whole/*/*/*/*/seed0")
+    last = [json.loads((f / "summary.json").read_text())["shown"] for f in (whole, folder)]
+    assert last[0] == last[1]
+    steps = [row["step"] for row in rows_of(folder) if "train/loss" in row]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def test_two_processes_compute_what_one_does(overrides, tmp_path):
+    steps = ["trainer.max_steps=3", "recipe.optimizer=sgd", "recipe.optimizer_options={}"]
+    steps += ["trainer.histograms=false"]
+    finish(start("language", *overrides["language"], *steps, f"run_root={tmp_path}/one"))
+    two = [*steps, "trainer.devices=2", f"run_root={tmp_path}/two"]
+    finish(start("language", *overrides["language"], *two))
+    folders = [next(tmp_path.glob(f"{n}/*/*/*/*/seed0")) for n in ("one", "two")]
+    assert len(list(tmp_path.glob("two/*/*/*/*/*"))) == 1
+    losses = [[r["val/loss"] for r in rows_of(f) if "val/loss" in r] for f in folders]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
