@@ -27,6 +27,7 @@ __all__ = [
     "Augment",
     "FakeImages",
     "ImageData",
+    "Request",
     "collate",
     "load_image_data",
 ]

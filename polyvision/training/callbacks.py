@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from polyvision.activations import activation_modules
 from polyvision.training.figures import activation_curves
 
-__all__ = ["ActivationMonitor", "Console", "Throughput"]
+__all__ = ["ActivationMonitor", "Console", "Throughput", "tensorboard"]
 
 # Histograms and curves are drawn from at most this many values of a site.
 _SAMPLE = 16384

@@ -12,6 +12,7 @@ __all__ = [
     "ActivationConfig",
     "AugmentConfig",
     "Config",
+    "DataConfig",
     "ImageDataConfig",
     "LanguageModelConfig",
     "LanguageRecipeConfig",
