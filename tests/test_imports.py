@@ -172,7 +172,8 @@ def is_public_def(node: ast.AST) -> bool:
 
 def is_annotated(function: ast.FunctionDef | ast.AsyncFunctionDef, method: bool) -> bool:
     decorators = {ast.unparse(decorator) for decorator in function.decorator_list}
-    if any(d.startswith("triton.jit") for d in decorators):  # its arguments are pointers and tiles, not Python values
+    # The arguments of a device function are pointers and tiles, not Python values.
+    if any(text.startswith("triton.jit") for text in decorators):
         return True
     a = function.args
     arguments = [*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))]
