@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
 import sys
 from typing import Any
 
@@ -11,7 +12,14 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from polyvision.errors import PolyvisionError
-from polyvision.training.compose import CONFIG_MODULE, SCRIPTS, Task, compose, typed_config
+from polyvision.training.compose import (
+    CONFIG_MODULE,
+    SCRIPTS,
+    Task,
+    combinations,
+    compose,
+    typed_config,
+)
 
 __all__ = ["main"]
 
@@ -24,14 +32,19 @@ _SWEEP = {"--multirun", "-m"}
 
 def main(task: Task) -> None:
     """Run ``train_vision.py`` or ``train_lm.py``; exits with 2 on a user's mistake."""
-    debug = "--debug" in sys.argv
-    sys.argv = [a for a in sys.argv if a != "--debug"]
+    options, overrides = _split(sys.argv[1:])
+    debug = "--debug" in options
     if debug:
+        options.remove("--debug")
         os.environ["HYDRA_FULL_ERROR"] = "1"
+    sys.argv[1:] = [*options, *overrides]  # Hydra refuses an option between overrides
     try:
-        _check(task, sys.argv[1:])
+        _check(task, options, overrides)
     except PolyvisionError as error:
         _fail(error, debug)
+
+    if _SWEEP & set(options) and not any(o.startswith("hydra") for o in overrides):
+        raise SystemExit(_sweep([o for o in options if o not in _SWEEP], overrides))
 
     def job(node: DictConfig) -> Any:
         # Imported here: a mistake on the command line is answered before the heavy imports.
@@ -49,21 +62,40 @@ def main(task: Task) -> None:
     )()
 
 
-def _check(task: Task, arguments: list[str]) -> None:
-    """Compose every run that the command line asks for, so that no mistake waits behind a run."""
-    overrides, skip = [], False
+def _sweep(options: list[str], overrides: list[str]) -> int:
+    """Run each combination in a process of its own, which several devices need; return a code.
+
+    In one process a distributed run would hand its ranks on to the next run.
+    """
+    runs = combinations(overrides)
+    failed = []
+    for number, run in enumerate(runs, start=1):
+        print(f"Run {number} of {len(runs)}: {' '.join(run)}", flush=True)
+        code = subprocess.call([sys.executable, sys.argv[0], *options, *run])
+        if code:
+            failed.append((code, run))
+    for code, run in failed:
+        print(f"error: failed with exit code {code}: {' '.join(run)}", file=sys.stderr)
+    return failed[0][0] if failed else 0
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Separate options, with their values, from overrides."""
+    options: list[str] = []
+    overrides: list[str] = []
     for argument in arguments:
-        if skip:
-            skip = False
-        elif argument in _WITH_VALUE:
-            skip = True
-        elif not argument.startswith("-"):
-            overrides.append(argument)
-    if _ONLY_SHOW & set(arguments):
+        value = bool(options) and options[-1] in _WITH_VALUE
+        (options if value or argument.startswith("-") else overrides).append(argument)
+    return options, overrides
+
+
+def _check(task: Task, options: list[str], overrides: list[str]) -> None:
+    """Compose every run that the command line asks for, so that no mistake waits behind a run."""
+    if _ONLY_SHOW & set(options):
         compose(task, [])
         return
     configs = compose(task, overrides)
-    if len(configs) > 1 and not _SWEEP & set(arguments):
+    if len(configs) > 1 and not _SWEEP & set(options):
         raise PolyvisionError(f"{len(configs)} runs are asked for: add -m to run them one by one")
 
 

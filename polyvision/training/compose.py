@@ -25,7 +25,7 @@ from polyvision.errors import PolyvisionError, unknown
 from polyvision.training import schema
 from polyvision.training.typed import load
 
-__all__ = ["CONFIG_MODULE", "SCRIPTS", "compose", "register_groups", "typed_config"]
+__all__ = ["CONFIG_MODULE", "SCRIPTS", "combinations", "compose", "register_groups", "typed_config"]
 
 CONFIG_MODULE = "polyvision.configs"
 SCRIPTS = {"vision": "train_vision", "language": "train_lm"}
@@ -77,10 +77,23 @@ def compose(task: Task, overrides: list[str]) -> list[schema.Config]:
             GlobalHydra.instance().initialize(state)
 
 
-def _compose_all(task: Task, overrides: list[str]) -> list[schema.Config]:
+def combinations(overrides: list[str]) -> list[list[str]]:
+    """Return the overrides of each run that ``key=a,b`` asks for.
+
+    Raises:
+        ValueError: an override that cannot be read.
+    """
     problems: list[str] = []
     parsed = _parse(overrides, problems)
+    if problems:
+        raise _error(problems)
+    return [list(choice) for choice in itertools.product(*map(_choices, parsed))]
+
+
+def _compose_all(task: Task, overrides: list[str]) -> list[schema.Config]:
+    problems: list[str] = []
     groups = _groups()
+    parsed = _parse(overrides, problems)
     good = [o for o in parsed if _group_fits(o, groups, problems)]
     base = _hydra(task, [_plain_choice(o) for o in good if o.key_or_group in groups], problems)
     if base is None:

@@ -49,10 +49,17 @@ _FOLDER_VARIABLE = "POLYVISION_RUN_FOLDER"
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run folder, and the checkpoint to go on from (None: from the beginning)."""
+    """A run folder, and the checkpoint to go on from.
+
+    Attributes:
+        folder: where everything of the run lies.
+        checkpoint: None to start from the beginning.
+        new: the folder is still to be made.
+    """
 
     folder: Path
     checkpoint: Path | None = None
+    new: bool = False
 
     @property
     def checkpoints(self) -> Path:
@@ -84,18 +91,16 @@ def plan_run(config: Config) -> Run:
     if _FOLDER_VARIABLE in os.environ and "LOCAL_RANK" in os.environ:
         return _existing(Path(os.environ[_FOLDER_VARIABLE]), config)
     if config.resume is None:
-        return Run(_unused(_base(config)))
+        return Run(_unused(_base(config)), new=True)
     if config.resume != "auto":
         return _named(Path(config.resume), config)
     folders = [f for f in _siblings(_base(config)) if f.is_dir()]
-    return _existing(folders[-1], config) if folders else Run(_base(config))
+    return _existing(folders[-1], config) if folders else Run(_base(config), new=True)
 
 
 def open_run(config: Config, plan: Run) -> Run:
     """Create the planned folder and describe the run in it; give way if another process took it."""
-    run = plan
-    if not run.folder.exists():
-        run = Run(_claim(run.folder), run.checkpoint)
+    run = Run(_claim(plan.folder)) if plan.new else plan
     os.environ[_FOLDER_VARIABLE] = str(run.folder)
     if "LOCAL_RANK" not in os.environ:
         run.checkpoints.mkdir(exist_ok=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor, nn
 
 from polyvision.errors import PolyvisionError
@@ -208,17 +209,18 @@ def _fit(
         ],
     )
     started = time.monotonic()
-    trainer.fit(
-        module,
-        train_dataloaders=loader,
-        val_dataloaders=_val_loader(config, task, steps, trainer),
-        ckpt_path=run.checkpoint,
-    )
-    if trainer.interrupted:
-        print(
-            f"interrupted; go on with resume={run.folder}" if run.last.exists() else "interrupted"
+    try:
+        trainer.fit(
+            module,
+            train_dataloaders=loader,
+            val_dataloaders=_val_loader(config, task, steps, trainer),
+            ckpt_path=run.checkpoint,
         )
-        raise SystemExit(130)
+    except SystemExit as stop:  # so does Lightning end after Ctrl-C and SIGTERM
+        code = 143 if isinstance(stop, SIGTERMException) else 130
+        where = f"go on with resume={run.folder}" if run.last.exists() else "no checkpoint yet"
+        print(f"interrupted at step {trainer.global_step}: {where}", file=sys.stderr)
+        raise SystemExit(code) from None
     summary = _summary(config, task, trainer, module, checkpoints, throughput)
     summary["seconds"] = round(time.monotonic() - started, 1)
     if trainer.is_global_zero:

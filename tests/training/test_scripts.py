@@ -49,6 +49,7 @@ def test_two_activations_make_two_runs(overrides, tmp_path):
     folders = sorted(p.parent.parent.name for p in tmp_path.glob("runs/*/*/*/*/*/summary.json"))
     assert folders == ["polynorm", "relu"]
     assert output.count("Summary\n") == 2
+    assert "Run 2 of 2: " in output
 
 
 def test_sigkill_then_resume_ends_like_an_unbroken_run(overrides, tmp_path):

@@ -1,0 +1,99 @@
+"""Run folders: names, claims, and what counts as the same run."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+import yaml
+
+from polyvision.training.checkpoint import AtomicCheckpointIO
+from polyvision.training.compose import compose
+from polyvision.training.loggers import truncate_metrics
+from polyvision.training.run import config_differences, open_run, plan_run
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    monkeypatch.delenv("POLYVISION_RUN_FOLDER", raising=False)
+    (made,) = compose("vision", [f"run_root={tmp_path}/runs", "act.order=4", "seed=3"])
+    return made
+
+
+def opened(config, **changes):
+    config = dataclasses.replace(config, **changes)
+    return open_run(config, plan_run(config))
+
+
+def test_name_says_task_data_model_activation_and_seed(config, tmp_path):
+    run = opened(config)
+    assert run.folder == tmp_path / "runs/vision/digits/resnet50/polynorm-order4/seed3"
+    assert yaml.safe_load((run.folder / "config.yaml").read_text()) == config.plain()
+    assert json.loads((run.folder / "environment.json").read_text())["torch"] == torch.__version__
+
+
+def test_reruns_count_up(config):
+    assert [opened(config).folder.name for _ in range(3)] == ["seed3", "seed3-2", "seed3-3"]
+
+
+def test_two_processes_never_share_a_folder(config):
+    plans = [plan_run(config) for _ in range(2)]
+    assert plans[0].folder == plans[1].folder
+    assert [open_run(config, plan).folder.name for plan in plans] == ["seed3", "seed3-2"]
+
+
+def test_auto_takes_the_latest_run_and_starts_one_if_there_is_none(config):
+    assert opened(config, resume="auto").checkpoint is None
+    opened(config)
+    second = plan_run(dataclasses.replace(config, resume="auto"))
+    assert second.folder.name == "seed3-2"
+    second.last.touch()
+    assert plan_run(dataclasses.replace(config, resume="auto")).checkpoint == second.last
+
+
+@pytest.mark.parametrize("name", ["nothing.ckpt", "nowhere"])
+def test_what_cannot_be_resumed_is_refused(config, name, tmp_path):
+    with pytest.raises(ValueError, match="is neither a checkpoint"):
+        plan_run(dataclasses.replace(config, resume=str(tmp_path / name)))
+
+
+def test_differences_name_what_matters_only(config):
+    old = config.plain()
+    new = dataclasses.replace(
+        config,
+        seed=4,
+        resume="auto",
+        recipe=dataclasses.replace(config.recipe, lr=1.0),
+        data=dataclasses.replace(config.data, workers=7),
+    ).plain()
+    assert config_differences(old, new) == [("recipe.lr", 0.003, 1.0), ("seed", 3, 4)]
+
+
+def test_a_failed_save_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
+    path = tmp_path / "last.ckpt"
+    files = AtomicCheckpointIO()
+    files.save_checkpoint({"step": 1}, path)
+
+    def full(checkpoint, file):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="No space left"):
+        files.save_checkpoint({"step": 2}, path)
+    assert files.load_checkpoint(path) == {"step": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    path = tmp_path / "last.ckpt"
+    path.write_bytes(b"not a checkpoint")
+    with pytest.raises(ValueError, match=r"last\.ckpt cannot be read as a checkpoint"):
+        AtomicCheckpointIO().load_checkpoint(path)
+
+
+def test_metrics_after_the_checkpoint_and_torn_lines_are_dropped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
+    truncate_metrics(path, 2)
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
