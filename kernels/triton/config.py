@@ -17,7 +17,7 @@ _SHORT = 2048  # elements of a tile that holds several short rows
 _LONGEST = 16384  # features of the longest row kept in registers
 _CHUNK = 8192  # features of a tile of longer rows
 _ABREAST = 32  # rows of a strided tile: whole memory sectors
-_STRIDED_LONGEST = 256  # features of the longest strided row kept in registers
+_STRIDED_LONGEST = 128  # features of the longest strided row kept in registers
 _STRIDED_CHUNK = 64  # features of a tile of longer strided rows
 _THREADS_PER_SM = 1024  # resident threads that persistent grids ask for
 

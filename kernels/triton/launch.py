@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 import torch
+from polyvision.kernels import closed_form
 from polyvision.kernels.triton.config import Tile, norm_tile, programs, relu_tile, warp_size
 from polyvision.kernels.triton.layout import (
     Layout,
@@ -186,6 +187,8 @@ def poly_relu_forward(
     """
     if x.numel() == 0:
         return torch.empty_like(x)
+    if _rows_and_channels(x, slope, group):
+        return closed_form.poly_relu_forward(x, weight, bias, slope, mul, group)
     from polyvision.kernels.triton import relu
 
     x, layout = row_layout(x, _relu_dim(x, slope, group))
@@ -236,6 +239,8 @@ def poly_relu_backward(
     """
     if x.numel() == 0:
         return _zero_gradients((x, weight, bias, slope, mul), needs)  # type: ignore[return-value]
+    if _rows_and_channels(x, slope, group):
+        return closed_form.poly_relu_backward(grad, x, weight, bias, slope, mul, group, needs)
     from polyvision.kernels.triton import relu
 
     x, layout = row_layout(x, _relu_dim(x, slope, group))
@@ -308,6 +313,11 @@ def _tiles(layout: Layout, tile: Tile) -> int:
 
 def _per_channel(slope: Tensor | None) -> bool:
     return slope is not None and slope.numel() > 1
+
+
+def _rows_and_channels(x: Tensor, slope: Tensor | None, group: Tensor | None) -> bool:
+    """Tell whether coefficients follow rows and slopes another dim: no kernel, nobody's use."""
+    return group is not None and _per_channel(slope) and x.ndim != 2
 
 
 def _relu_dim(x: Tensor, slope: Tensor | None, group: Tensor | None) -> int:
