@@ -162,3 +162,4 @@ class TaskModule(LightningModule):
         totals = self.trainer.strategy.reduce(totals, reduce_op="sum")
         metrics = self.metrics(dict(zip(names, totals.tolist(), strict=True)))
         self.log_dict(metrics, prog_bar=True)
+        self.log("step", float(self.global_step))  # the x-axis, as in training

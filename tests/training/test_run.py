@@ -66,7 +66,7 @@ def test_differences_name_what_matters_only(config):
         recipe=dataclasses.replace(config.recipe, lr=1.0),
         data=dataclasses.replace(config.data, workers=7),
     ).plain()
-    assert config_differences(old, new) == [("recipe.lr", 0.003, 1.0), ("seed", 3, 4)]
+    assert config_differences(old, new) == [("recipe.lr", 0.005, 1.0), ("seed", 3, 4)]
 
 
 def test_a_failed_save_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
