@@ -5,10 +5,22 @@ the device of its input.
 """
 
 from polyvision.kernels.autograd import poly_norm, poly_relu
+from polyvision.kernels.composed import poly_norm_apply, poly_norm_stats, polycom
 from polyvision.kernels.namesake import step_aside
+from polyvision.kernels.recompute import ffn_down
 from polyvision.kernels.selection import BACKENDS, describe, use_backend
 
-__all__ = ["BACKENDS", "describe", "poly_norm", "poly_relu", "use_backend"]
+__all__ = [
+    "BACKENDS",
+    "describe",
+    "ffn_down",
+    "poly_norm",
+    "poly_norm_apply",
+    "poly_norm_stats",
+    "poly_relu",
+    "polycom",
+    "use_backend",
+]
 
 if __name__ == "kernels":  # not polyvision.kernels: found first by a program run in the repository
     step_aside()

@@ -15,24 +15,12 @@ from typing import Any
 
 import torch
 from polyvision.kernels import ops, reference, selection
+from polyvision.kernels.recompute import gradients
 from torch import Tensor
 
 __all__ = ["poly_norm", "poly_relu"]
 
 Gradients = Sequence[Tensor | None]
-
-
-def _differentiable(
-    formula: Callable[..., Tensor], grad: Tensor, inputs: Sequence[Any], needs: Sequence[bool]
-) -> Gradients:
-    """Return gradients that can be differentiated again, through the composed formula."""
-    with torch.enable_grad():
-        # Aliases, since the same tensor may be given twice.
-        aliases = [v.view_as(v) if n else v for v, n in zip(inputs, needs, strict=True)]
-        wanted = [v for v, n in zip(aliases, needs, strict=True) if n]
-        found = torch.autograd.grad(formula(*aliases), wanted, grad, create_graph=True)
-    rest = iter(found)
-    return [next(rest) if need else None for need in needs]
 
 
 def _recorded() -> bool:
@@ -56,7 +44,9 @@ def _norm_gradients(ctx: Any, grad: Tensor, run: Callable[..., Gradients]) -> Gr
         def formula(x: Tensor, weight: Tensor, bias: Tensor | None, mul: Tensor | None) -> Tensor:
             return reference.poly_norm(x, weight, bias, eps, dim, mul, group, rectify)
 
-        dx, dweight, dbias, dmul = _differentiable(formula, grad, (x, weight, bias, mul), needs)
+        dx, dweight, dbias, dmul = gradients(
+            formula, grad, (x, weight, bias, mul), needs, differentiable=True
+        )
     else:
         dx, dweight, dbias, dmul = run(
             backend, grad, x, stats, weight, bias, eps, dim, mul, group, rectify, needs
@@ -79,10 +69,10 @@ def _relu_gradients(ctx: Any, grad: Tensor, run: Callable[..., Gradients]) -> Gr
             x, weight, bias, slope, mul = operands
             return reference.poly_relu(x, weight, bias, slope, mul, group)
 
-        gradients = _differentiable(formula, grad, inputs, needs)
+        found = gradients(formula, grad, inputs, needs, differentiable=True)
     else:
-        gradients = run(ctx.backend, grad, *inputs, group, needs)
-    return *gradients, None, None
+        found = run(ctx.backend, grad, *inputs, group, needs)
+    return *found, None, None
 
 
 class _PolyNorm(torch.autograd.Function):
@@ -120,8 +110,8 @@ class _PolyReLU(torch.autograd.Function):
 def _through_library(operation: Any) -> Callable[..., Gradients]:
     def run(backend: str, *arguments: Any) -> Gradients:
         *operands, needs = arguments
-        gradients = operation(*operands, backend, needs)
-        return [g if need else None for g, need in zip(gradients, needs, strict=True)]
+        found = operation(*operands, backend, needs)
+        return [g if need else None for g, need in zip(found, needs, strict=True)]
 
     return run
 

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 from collections.abc import Iterator
 from types import ModuleType
@@ -85,8 +84,11 @@ def _obstacle(backend: str, device: str) -> str | None:
         except build.BuildError as error:
             return str(error)
     elif backend == "triton":
-        if importlib.util.find_spec("triton") is None:
-            return "triton is not installed"
+        from polyvision.kernels import triton
+
+        usable, reason = triton.available()
+        if not usable:
+            return reason
         if device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
             return "it runs on GPU tensors"
     return None

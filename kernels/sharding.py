@@ -44,7 +44,6 @@ def register() -> None:
         kinds = [full, *[total(full)] * (len(needs) - 2), full]
         return [kind if need else same for kind, need in zip(kinds, needs, strict=True)]
 
-    @register_sharding(library.poly_norm.default)
     def norm(
         x: Any, weight: Any, bias: Any, eps: Any, dim: int, mul: Any, group: Any, *_: Any
     ) -> Strategies:
@@ -57,10 +56,7 @@ def register() -> None:
             for full, row in shards(x, dim)
         ]
 
-    @register_sharding(library.poly_norm_backward.default)
-    def norm_backward(
-        *arguments: Any,
-    ) -> Strategies:
+    def norm_backward(*arguments: Any) -> Strategies:
         _, x, _, _, bias, _, dim, mul, group, _, _, needs = arguments
         return [
             (
@@ -71,7 +67,6 @@ def register() -> None:
             for full, row in shards(x, dim)
         ]
 
-    @register_sharding(library.poly_relu.default)
     def relu(
         x: Any, weight: Any, bias: Any, slope: Any, mul: Any, group: Any, backend: Any
     ) -> Strategies:
@@ -84,7 +79,6 @@ def register() -> None:
             for full, row in shards(x, _relu_dim(slope, group))
         ]
 
-    @register_sharding(library.poly_relu_backward.default)
     def relu_backward(*arguments: Any) -> Strategies:
         _, x, _, bias, slope, mul, group, _, needs = arguments
         return [
@@ -95,6 +89,15 @@ def register() -> None:
             )
             for full, row in shards(x, _relu_dim(slope, group))
         ]
+
+    rules = {
+        library.poly_norm: norm,
+        library.poly_norm_backward: norm_backward,
+        library.poly_relu: relu,
+        library.poly_relu_backward: relu_backward,
+    }
+    for operation, rule in rules.items():
+        register_sharding(operation.default)(rule)
 
 
 def _relu_dim(slope: Any, group: Any) -> int | None:

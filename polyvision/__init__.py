@@ -2,9 +2,12 @@
 
 from polyvision import functional
 from polyvision.activations import (
+    PolyCom,
     PolyNorm,
     PolyNorm2d,
+    PolyPReLU,
     PolyReLU,
+    PolyReLUNorm,
     activation_names,
     create_activation,
     register_activation,
@@ -14,9 +17,12 @@ from polyvision.errors import PolyvisionError
 __version__ = "0.1.0"
 
 __all__ = [
+    "PolyCom",
     "PolyNorm",
     "PolyNorm2d",
+    "PolyPReLU",
     "PolyReLU",
+    "PolyReLUNorm",
     "PolyvisionError",
     "activation_names",
     "create_activation",

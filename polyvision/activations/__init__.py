@@ -1,7 +1,14 @@
 """Activations as modules, and the registry that names them."""
 
 from polyvision.activations.baselines import GEGLU, GELU, GLU, ReGLU, ReLU, ReLU2, SiLU, SwiGLU
-from polyvision.activations.polynomial import PolyNorm, PolyNorm2d, PolyReLU
+from polyvision.activations.polynomial import (
+    PolyCom,
+    PolyNorm,
+    PolyNorm2d,
+    PolyPReLU,
+    PolyReLU,
+    PolyReLUNorm,
+)
 from polyvision.activations.registry import (
     ActivationInfo,
     activation_info,
@@ -16,9 +23,12 @@ __all__ = [
     "GELU",
     "GLU",
     "ActivationInfo",
+    "PolyCom",
     "PolyNorm",
     "PolyNorm2d",
+    "PolyPReLU",
     "PolyReLU",
+    "PolyReLUNorm",
     "ReGLU",
     "ReLU",
     "ReLU2",

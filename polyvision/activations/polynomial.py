@@ -14,9 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from polyvision import functional
-from polyvision.activations.registry import register_activation
+from polyvision.activations.registry import (
+    activation_names,
+    create_activation,
+    register_activation,
+)
+from polyvision.errors import PolyvisionError, unknown
 
-__all__ = ["PolyNorm", "PolyNorm2d", "PolyReLU"]
+__all__ = ["PolyCom", "PolyNorm", "PolyNorm2d", "PolyPReLU", "PolyReLU", "PolyReLUNorm"]
 
 _PAPER = "Zhuo et al. 2024, https://arxiv.org/abs/2411.03884"
 
@@ -26,7 +31,7 @@ def _integer(value: Any) -> bool:
 
 
 class _Polynomial(nn.Module):
-    """The coefficients that the family shares: ``weight`` of shape (order,) and ``bias`` of (1,)."""
+    """The coefficients of the family: ``weight`` of shape (order,) and ``bias`` of shape (1,)."""
 
     def __init__(
         self,
@@ -149,6 +154,27 @@ class PolyNorm2d(PolyNorm):
 
 
 @register_activation(
+    "polyrelunorm",
+    kind="normalising",
+    source=_PAPER,
+    formula="sum_i w_i max(x, 0)^i / rms(max(x, 0)^i) + b",
+)
+class PolyReLUNorm(PolyNorm):
+    """PolyNorm of the rectified input; named in the paper's ablation, which leaves its form open.
+
+    Arguments, parameters and errors are those of ``PolyNorm``.
+
+    Example:
+        >>> PolyReLUNorm(order=1)(torch.tensor([[-3.0, 0.0]])).tolist()
+        [[0.0, 0.0]]
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the activation to ``x``."""
+        return functional.poly_relu_norm(x, self.weight, self.bias, self.eps, dim=self.dim)
+
+
+@register_activation(
     "polyrelu",
     kind="pointwise",
     source=_PAPER,
@@ -195,3 +221,125 @@ class PolyReLU(_Polynomial):
     def extra_repr(self) -> str:
         """Show the settings that the function depends on."""
         return f"order={self.order}" + ("" if self.bias is not None else ", bias=False")
+
+
+@register_activation(
+    "polyprelu",
+    kind="pointwise",
+    source=_PAPER,
+    formula="sum_i w_i (max(x, 0) + s min(x, 0))^i + b",
+)
+class PolyPReLU(_Polynomial):
+    r"""PolyPReLU: a learned polynomial of PReLU, whose slope for negative inputs is learned too.
+
+    .. math:: y = \sum_{i=1}^{r} w_{i-1}\, (\max(x, 0) + s \min(x, 0))^i + b
+
+    Args:
+        inplace: accepted and ignored.
+        order: highest power r, 1 to 8.
+        bias: learn a constant term.
+        slope: initial value of s; the paper gives none, this is that of ``torch.nn.PReLU``.
+        device: where the coefficients live.
+        dtype: dtype of the coefficients.
+
+    Raises:
+        ValueError: a value is out of range.
+
+    Example:
+        >>> PolyPReLU(order=1)(torch.tensor([-4.0, 2.0])).tolist()
+        [-1.0, 2.0]
+    """
+
+    def __init__(
+        self,
+        inplace: bool = False,
+        *,
+        order: int = 3,
+        bias: bool = True,
+        slope: float = 0.25,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if (
+            isinstance(slope, bool)
+            or not isinstance(slope, int | float)
+            or not math.isfinite(slope)
+        ):
+            raise PolyvisionError(f"PolyPReLU: slope must be a finite number, got {slope!r}")
+        self._initial_slope = slope
+        super().__init__(order, bias, device, dtype)
+        self.slope = nn.Parameter(torch.full((1,), float(slope), device=device, dtype=dtype))
+
+    def reset_parameters(self) -> None:
+        """Set the coefficients to 1/order, the bias to 0 and the slope to its initial value."""
+        super().reset_parameters()
+        if "slope" in self._parameters:
+            nn.init.constant_(self.slope, self._initial_slope)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the activation to ``x``."""
+        return functional.poly_relu(x, self.weight, self.bias, slope=self.slope)
+
+    def extra_repr(self) -> str:
+        """Show the settings that the function depends on."""
+        return f"order={self.order}" + ("" if self.bias is not None else ", bias=False")
+
+
+@register_activation(
+    "polycom",
+    kind="pointwise",
+    source=_PAPER,
+    formula="sum_i w_i rho(x)^i + b, or rho(x^i)",
+)
+class PolyCom(_Polynomial):
+    """Polynomial composition with any registered activation as its base, equation 1 of the paper.
+
+    Composed from torch operations, slower than the fused members of the family; it keeps only its
+    input for the backward pass.
+
+    Args:
+        inplace: accepted and ignored.
+        rho: the base: name of a registered pointwise activation.
+        kind: "I" for powers of rho(x), "II" for rho of the powers.
+        order: highest power r, 1 to 8.
+        bias: learn a constant term.
+        device: where the coefficients live.
+        dtype: dtype of the coefficients.
+
+    Raises:
+        ValueError: a value is out of range, or there is no such activation.
+
+    Example:
+        >>> PolyCom(rho="relu2", order=1)(torch.tensor([-1.0, 3.0])).tolist()
+        [0.0, 9.0]
+    """
+
+    def __init__(
+        self,
+        inplace: bool = False,
+        *,
+        rho: str = "silu",
+        kind: str = "I",
+        order: int = 3,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(order, bias, device, dtype)
+        if kind not in ("I", "II"):
+            raise PolyvisionError(f"PolyCom: kind must be 'I' or 'II', got {kind!r}")
+        bases = activation_names("pointwise")
+        if rho not in bases:
+            raise unknown("base (rho) of PolyCom", rho, bases)
+        self.kind = kind
+        self.rho = create_activation(rho).to(device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the activation to ``x``."""
+        return functional.polycom(x, self.weight, self.bias, rho=self.rho, kind=self.kind)
+
+    def extra_repr(self) -> str:
+        """Show the settings that the function depends on."""
+        return f"kind={self.kind!r}, order={self.order}" + (
+            "" if self.bias is not None else ", bias=False"
+        )

@@ -37,9 +37,12 @@ def polynomial(m: Any, terms: list[Tensor]) -> Tensor:
     return y if m.bias is None else y + m.bias
 
 
+def powers(m: Any, x: Tensor) -> list[Tensor]:
+    return [x**i for i in range(1, m.order + 1)]
+
+
 def poly_norm(m: Any, x: Tensor) -> Tensor:
-    powers = [x**i for i in range(1, m.order + 1)]
-    return polynomial(m, [p / (p**2).mean(m.dim, True).add(m.eps).sqrt() for p in powers])
+    return polynomial(m, [p / (p**2).mean(m.dim, True).add(m.eps).sqrt() for p in powers(m, x)])
 
 
 ORACLES: dict[str, Callable[..., Tensor]] = {
@@ -52,7 +55,10 @@ ORACLES: dict[str, Callable[..., Tensor]] = {
     "geglu": lambda m, gate, up: gelu(gate) * up,
     "swiglu": lambda m, gate, up: gate * sigmoid(gate) * up,
     "polynorm": poly_norm,
-    "polyrelu": lambda m, x: polynomial(m, [relu(x) ** i for i in range(1, m.order + 1)]),
+    "polyrelu": lambda m, x: polynomial(m, powers(m, relu(x))),
+    "polyprelu": lambda m, x: polynomial(m, powers(m, relu(x) - m.slope * relu(-x))),
+    "polyrelunorm": lambda m, x: poly_norm(m, relu(x)),
+    "polycom": lambda m, x: polynomial(m, powers(m, x * sigmoid(x))),
 }
 
 

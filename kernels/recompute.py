@@ -1,0 +1,161 @@
+"""Keep the inputs of a computation instead of what lies between them and its result.
+
+The backward pass computes again. What runs twice must be deterministic: no dropout inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+__all__ = ["ffn_down", "gradients", "opened", "recompute"]
+
+Function = Callable[..., Tensor]
+
+
+def gradients(
+    formula: Function,
+    grad: Tensor,
+    inputs: Sequence[Any],
+    needs: Sequence[bool],
+    differentiable: bool,
+) -> list[Tensor | None]:
+    """Return the gradients of ``formula(*inputs)`` for those inputs that need one."""
+    with torch.enable_grad():
+        # Aliases, since the same tensor may be given twice; detached ones are cut off the graph.
+        aliases = [
+            v if not n else v.view_as(v) if differentiable else v.detach().requires_grad_()
+            for v, n in zip(inputs, needs, strict=True)
+        ]
+        wanted = [v for v, n in zip(aliases, needs, strict=True) if n]
+        found = torch.autograd.grad(
+            formula(*aliases), wanted, grad, create_graph=differentiable, materialize_grads=True
+        )
+    rest = iter(found)
+    return [next(rest) if need else None for need in needs]
+
+
+def _watched() -> bool:
+    """Tell whether the compiler or a function transform watches: these decide themselves."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+def _autocast_now(device: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """Return what enters the present autocast state again, for the repetition of a forward pass."""
+    if not torch.amp.is_autocast_available(device):
+        return contextlib.nullcontext
+    dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+    return lambda: torch.autocast(device, dtype, enabled=enabled)
+
+
+def opened(function: Function, inputs: int) -> tuple[Function, list[Tensor]]:
+    """Return the parameters of a module, and the module as a function of inputs and parameters."""
+    if not isinstance(function, nn.Module):
+        return function, []
+    names = [name for name, _ in function.named_parameters()]
+
+    def call(*tensors: Tensor) -> Tensor:
+        parameters = dict(zip(names, tensors[inputs:], strict=True))
+        result: Tensor = torch.func.functional_call(function, parameters, tensors[:inputs])
+        return result
+
+    return call, list(function.parameters())
+
+
+class _Recompute(torch.autograd.Function):
+    @staticmethod
+    def forward(function: Function, *tensors: Any) -> Tensor:
+        return function(*tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.function, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.autocast = _autocast_now(output.device.type)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        recorded = torch.is_grad_enabled()
+        with ctx.autocast():
+            found = gradients(
+                ctx.function, grads[0], ctx.saved_tensors, ctx.needs_input_grad[1:], recorded
+            )
+        return None, *found
+
+
+def recompute(function: Function, *tensors: Tensor | None) -> Tensor:
+    """Compute ``function(*tensors)``, keeping nothing but the tensors for the backward pass."""
+    if _watched():
+        return function(*tensors)
+    result: Tensor = _Recompute.apply(function, *tensors)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Down(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        function: Function, weight: Tensor, bias: Tensor | None, *tensors: Tensor
+    ) -> Tensor:
+        return linear(function(*tensors), weight, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.function, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.autocast = _autocast_now(output.device.type)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        weight, bias, *tensors = ctx.saved_tensors
+        needs = ctx.needs_input_grad[1:]
+        with ctx.autocast():
+            if torch.is_grad_enabled():
+
+                def formula(weight: Tensor, bias: Tensor | None, *tensors: Tensor) -> Tensor:
+                    return linear(ctx.function(*tensors), weight, bias)
+
+                return None, *gradients(formula, grads[0], (weight, bias, *tensors), needs, True)
+            return None, *_down_gradients(ctx.function, grads[0], weight, bias, tensors, needs)
+
+
+def _down_gradients(
+    function: Function,
+    grad: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    tensors: Sequence[Tensor],
+    needs: Sequence[bool],
+) -> list[Tensor | None]:
+    with torch.enable_grad():
+        aliases = [v.detach().requires_grad_(n) for v, n in zip(tensors, needs[2:], strict=True)]
+        active = function(*aliases)
+    flat = grad.reshape(-1, grad.shape[-1])
+    dweight = dbias = None
+    if needs[0]:
+        rows = active.detach().reshape(-1, active.shape[-1]).to(grad.dtype)
+        dweight = (flat.T @ rows).to(weight.dtype)
+    if bias is not None and needs[1]:
+        dbias = flat.sum(0).to(bias.dtype)
+    wanted = [v for v, n in zip(aliases, needs[2:], strict=True) if n]
+    found: Sequence[Tensor] = ()
+    if wanted:
+        dactive = (grad @ weight.to(grad.dtype)).to(active.dtype)
+        found = torch.autograd.grad(active, wanted, dactive, materialize_grads=True)
+    rest = iter(found)
+    return [dweight, dbias, *(next(rest) if need else None for need in needs[2:])]
+
+
+def ffn_down(
+    inputs: Sequence[Tensor], weight: Tensor, activation: Function, bias: Tensor | None
+) -> Tensor:
+    """Compute ``linear(activation(*inputs), weight, bias)``, keeping the inputs only."""
+    if _watched():
+        return linear(activation(*inputs), weight, bias)
+    function, parameters = opened(activation, len(inputs))
+    result: Tensor = _Down.apply(function, weight, bias, *inputs, *parameters)  # type: ignore[no-untyped-call]
+    return result

@@ -1,0 +1,197 @@
+"""The operations under autograd, the compiler, function transforms and exports."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernel_oracles import BIAS, WEIGHT, norm_formula, relu_formula
+from polyvision.kernels import ops
+
+from polyvision import PolyNorm, kernels
+from polyvision import functional as F
+
+BACKENDS = ["cpp", "reference"]
+
+
+def leaves(*shapes, dtype=torch.float32):
+    return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+def operands(dtype=torch.float32):
+    x, mul = leaves((5, 16), (5, 16), dtype=dtype)
+    weight, bias = (v.clone().to(dtype).requires_grad_() for v in (WEIGHT[:3], BIAS))
+    return x, weight, bias, mul
+
+
+def value_and_gradients(function, *inputs):
+    y = function(*inputs)
+    return [y, *torch.autograd.grad(y.square().sum(), inputs)]
+
+
+def assert_equal(results, others):
+    assert len(results) == len(others)
+    assert all(torch.equal(a, b) for a, b in zip(results, others, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_opcheck(backend, dtype):
+    x, weight, bias, mul = operands(dtype)
+    torch.library.opcheck(ops.norm, (x, weight, bias, 1e-6, -1, None, None, False, backend))
+    rows = torch.randint(0, 2, (16,))
+    weights = torch.stack([weight.detach(), -weight.detach()]).requires_grad_()
+    torch.library.opcheck(ops.norm, (x, weights, None, 1e-6, 0, mul, rows, True, backend))
+    torch.library.opcheck(ops.relu, (x, weight, bias, None, mul, None, backend))
+    slope = torch.rand(1, requires_grad=True)
+    torch.library.opcheck(ops.relu, (x[:, ::2], weight, None, slope, None, None, backend))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_eager_and_library_ways_agree_bit_by_bit(backend):
+    x, weight, bias, mul = operands()
+
+    def norm(x, weight, bias, mul):
+        return ops.norm(x, weight, bias, 1e-6, -1, mul, None, False, backend)[0]
+
+    def relu(x, weight, bias, mul):
+        return ops.relu(x, weight, bias, None, mul, None, backend)
+
+    with kernels.use_backend(backend):
+        for eager, library in ((F.poly_norm, norm), (F.poly_relu, relu)):
+            ours = value_and_gradients(
+                lambda x, w, b, mul, f=eager: f(x, w, b, mul=mul), x, weight, bias, mul
+            )
+            assert_equal(ours, value_and_gradients(library, x, weight, bias, mul))
+
+
+def test_dispatch_modes_see_one_operation_and_no_copy():
+    class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    x = torch.randn(2, 8, 4, 4).to(memory_format=torch.channels_last).requires_grad_()
+    with Recorder() as recorder:
+        y = F.poly_norm(x, WEIGHT[:3], BIAS, dim=1)
+        y.backward(torch.ones_like(y))
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert [s for s in recorder.seen if "polyvision" in s] == [
+        "polyvision.poly_norm.default",
+        "polyvision.poly_norm_backward.default",
+    ]
+    assert not [s for s in recorder.seen if "clone" in s or "contiguous" in s or "copy" in s]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_of_first_and_second_order(backend):
+    x, mul = leaves((2, 3, 4), (2, 3, 4), dtype=torch.double)
+    weight, bias = (v.double().requires_grad_() for v in (WEIGHT[:3], BIAS))
+    slope = torch.tensor([0.3], dtype=torch.double, requires_grad=True)
+    cases = [
+        (lambda x, w, b, m: F.poly_norm(x, w, b, dim=1, mul=m), (x, weight, bias, mul)),
+        (lambda x, w, b: F.poly_relu_norm(x, w, b), (x, weight, bias)),
+        (lambda x, w, b, s, m: F.poly_relu(x, w, b, slope=s, mul=m), (x, weight, bias, slope, mul)),
+        (lambda x, w, b: F.polycom(x, w, b, rho=torch.tanh, kind="II"), (x, weight, bias)),
+    ]
+    with kernels.use_backend(backend):
+        for function, inputs in cases:
+            assert torch.autograd.gradcheck(function, inputs)
+            assert torch.autograd.gradgradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("function", [F.poly_norm, F.poly_relu])
+def test_compile_without_breaks_or_recompilation(function):
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
+    x, weight, bias, _ = operands()
+    assert_equal(
+        value_and_gradients(compiled, x, weight, bias),
+        value_and_gradients(function, x, weight, bias),
+    )
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for rows in (3, 7, 64):
+            x = torch.randn(rows, 16, requires_grad=True)
+            assert torch.equal(compiled(x, weight, bias), function(x, weight, bias))
+
+
+def test_compile_takes_the_formula_where_there_is_no_kernel():
+    torch._dynamo.reset()
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return graph
+
+    x, weight, bias, _ = operands()
+    with kernels.use_backend("reference"):
+        torch.compile(F.poly_norm, fullgraph=True, backend=keep)(x, weight, bias)
+    assert "rsqrt" in graphs[0].code
+    assert "polyvision" not in graphs[0].code
+
+
+def test_function_transforms():
+    x, weight, bias, _ = (v.detach() for v in operands(torch.double))
+
+    def loss(weight, row):
+        return F.poly_norm(row, weight, bias).square().sum()
+
+    one = torch.stack([F.poly_norm(row, weight, bias) for row in x])
+    torch.testing.assert_close(torch.vmap(lambda r: F.poly_norm(r, weight, bias))(x), one)
+    per_sample = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(weight, x)
+    loop = torch.stack([torch.func.grad(loss)(weight, row) for row in x])
+    torch.testing.assert_close(per_sample, loop)
+    reverse = torch.func.jacrev(lambda r: F.poly_relu(r, weight))(x[0])
+    torch.testing.assert_close(
+        reverse, torch.func.jacfwd(lambda r: relu_formula(r, weight, None))(x[0])
+    )
+    hessian = torch.func.hessian(loss, argnums=1)(weight, x[0])
+    exact = torch.func.hessian(lambda r: norm_formula(r, weight, bias).square().sum())(x[0])
+    torch.testing.assert_close(hessian, exact)
+
+
+def test_vmap_of_the_library_operations():
+    x, weight, bias, _ = (v.detach() for v in operands())
+    stack = torch.stack([x, 2 * x, x.flip(0)], 1)  # the batch is dim 1
+    weights = torch.stack([weight, -weight, 2 * weight])
+
+    def norm(x, weight):
+        return ops.norm(x, weight, bias, 1e-6, -1, None, None, False, "cpp")[0]
+
+    def relu(x, weight):
+        return ops.relu(x, weight, bias, None, None, None, "cpp")
+
+    def backward(x, weight):
+        y, stats = ops.norm(x, weight, bias, 1e-6, -1, None, None, False, "cpp")
+        needs = [True, True, True, False]
+        return ops.norm_backward(
+            y, x, stats, weight, bias, 1e-6, -1, None, None, False, "cpp", needs
+        )[:3]
+
+    for operation in (norm, relu):
+        shared = torch.vmap(operation, in_dims=(1, None))(stack, weight)
+        assert_equal(shared, [operation(v, weight) for v in stack.unbind(1)])
+        own = torch.vmap(operation, in_dims=(1, 0))(stack, weights)
+        assert_equal(own, [operation(*v) for v in zip(stack.unbind(1), weights, strict=True)])
+    own = torch.vmap(backward, in_dims=(1, 0))(stack, weights)
+    loop = [backward(*v) for v in zip(stack.unbind(1), weights, strict=True)]
+    assert_equal(own, [torch.stack(gradients) for gradients in zip(*loop, strict=True)])
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_holds_plain_operations_only(strict):
+    module, x = PolyNorm(), torch.randn(4, 16)
+    rows = torch.export.Dim("rows", min=2)
+    program = torch.export.export(module, (x,), dynamic_shapes=({0: rows},), strict=strict)
+    assert "polyvision" not in program.graph_module.code
+    other = torch.randn(9, 16)
+    torch.testing.assert_close(program.module()(other), module(other))
+
+
+def test_trace_holds_plain_operations_only():
+    module, x = PolyNorm(), torch.randn(4, 16)
+    traced = torch.jit.trace(module, x)
+    torch.testing.assert_close(traced(2 * x), module(2 * x))
