@@ -43,7 +43,7 @@ format: $(STAMP)  ## rewrite the files in the project's style
 	$(BIN)/ruff format
 
 bench: $(STAMP)  ## measure speed and memory of the activations
-	$(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/python -m benchmarks.activations $(ARGS)
 
 clean:  ## remove .venv, builds and caches; runs/ stays
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
