@@ -1,4 +1,4 @@
-"""Polynomial composition activations: fused kernels, drop-in layers, and trainers that compare them."""
+"""Polynomial composition activations: fused kernels, drop-in layers, trainers to compare them."""
 
 from polyvision import functional
 from polyvision.activations import (
