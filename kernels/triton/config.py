@@ -19,7 +19,7 @@ _CHUNK = 8192  # features of a tile of longer rows
 _ABREAST = 32  # rows of a strided tile: whole memory sectors
 _STRIDED_LONGEST = 128  # features of the longest strided row kept in registers
 _STRIDED_CHUNK = 64  # features of a tile of longer strided rows
-_THREADS_PER_SM = 1024  # resident threads that persistent grids ask for
+_PROGRAMS_PER_SM = 32  # of a persistent grid: several times what fits at once, see programs()
 
 
 class Tile(NamedTuple):
@@ -72,7 +72,11 @@ def warp_size() -> int:
     return 64 if torch.version.hip else 32
 
 
-def programs(device: torch.device, threads: int) -> int:
-    """Return how many programs the chip holds at once: the size of persistent grids."""
-    resident = _THREADS_PER_SM // threads
-    return resident * (_processors(device.index) if device.type == "cuda" else 1)
+def programs(device: torch.device) -> int:
+    """Return the most programs of a persistent grid.
+
+    How many fit at once follows the registers, which differ between compilers. A few more than fit
+    would run alone at the end; many more are spread evenly by the chip's own scheduler, and the
+    sums they leave are still small.
+    """
+    return _PROGRAMS_PER_SM * (_processors(device.index) if device.type == "cuda" else 1)

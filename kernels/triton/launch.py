@@ -135,7 +135,7 @@ def poly_norm_backward(
     if group is not None:
         group = rows_to_storage(group, x, layout)
     tile = norm_tile(layout.size, layout.inner)
-    grid = min(_tiles(layout, tile), programs(x.device, tile.threads))
+    grid = min(_tiles(layout, tile), programs(x.device))
     partials = moments = None
     if needs[1] or needs[2]:
         partials, moments = _sum_buffers(x, weight, bias, group, (grid, 1), layout.rows)
@@ -256,7 +256,7 @@ def poly_relu_backward(
     layout = _flat(layout, strides, slope, group)
     tile = relu_tile(layout.size, layout.inner)
     blocks = -(-layout.size // tile.features)
-    grid = min(_tiles(layout, tile), max(programs(x.device, tile.threads) // blocks, 1))
+    grid = min(_tiles(layout, tile), max(programs(x.device) // blocks, 1))
     partials = moments = slopes = None
     if needs[1] or needs[2]:
         partials, moments = _sum_buffers(x, weight, bias, group, (grid, blocks), layout.rows)

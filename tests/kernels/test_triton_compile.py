@@ -51,8 +51,9 @@ class Case(NamedTuple):
     group: bool = False
 
     def __str__(self) -> str:
-        extra = f"{'-mul' if self.mul else ''}{'-group' if self.group else ''}"
-        return f"{self.kernel}-{self.size}x{self.inner}-{self.dtype}-{self.target}-r{self.order}{extra}"
+        names = (f"{self.size}x{self.inner}", self.dtype, self.target, f"r{self.order}")
+        extra = ("mul",) * self.mul + ("group",) * self.group
+        return "-".join((self.kernel, *names, *extra))
 
     @property
     def tile(self) -> Tile:
