@@ -63,6 +63,7 @@ def _setup_relu(ctx: Any, inputs: Any, output: Any) -> None:
 def _relu_gradients(ctx: Any, grad: Tensor, run: Callable[..., Gradients]) -> Gradients:
     *inputs, group = ctx.saved_tensors
     needs = list(ctx.needs_input_grad[:5])
+    found: Gradients
     if _recorded():
 
         def formula(*operands: Any) -> Tensor:

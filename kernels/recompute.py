@@ -92,7 +92,7 @@ def recompute(function: Function, *tensors: Tensor | None) -> Tensor:
     """Compute ``function(*tensors)``, keeping nothing but the tensors for the backward pass."""
     if _watched():
         return function(*tensors)
-    result: Tensor = _Recompute.apply(function, *tensors)  # type: ignore[no-untyped-call]
+    result: Tensor = _Recompute.apply(function, *tensors)
     return result
 
 
@@ -157,5 +157,5 @@ def ffn_down(
     if _watched():
         return linear(activation(*inputs), weight, bias)
     function, parameters = opened(activation, len(inputs))
-    result: Tensor = _Down.apply(function, weight, bias, *inputs, *parameters)  # type: ignore[no-untyped-call]
+    result: Tensor = _Down.apply(function, weight, bias, *inputs, *parameters)
     return result

@@ -140,4 +140,4 @@ def activation_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Return the registered activations inside ``model`` by their dotted names."""
     factories: list[Any] = [info.factory for info in _REGISTRY.values()]
     classes = tuple(f for f in factories if inspect.isclass(f))
-    return {name: m for name, m in model.named_modules() if isinstance(m, classes)}
+    return {name: m for name, m in model.named_modules() if issubclass(type(m), classes)}

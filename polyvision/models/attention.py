@@ -77,8 +77,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
         """Attend from each token to itself and the tokens before it."""
         qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim))  # (B, T, H + 2 KV, head_dim)
-        qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
-        q, k = apply_rotary(qk, rotation).split((self.heads, self.kv_heads), dim=2)
+        qk, v = torch.tensor_split(qkv, (self.heads + self.kv_heads,), dim=2)
+        q, k = torch.tensor_split(apply_rotary(qk, rotation), (self.heads,), dim=2)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H or KV, T, head_dim)
         y = F.scaled_dot_product_attention(
             q, k, v, is_causal=True, enable_gqa=self.kv_heads != self.heads
