@@ -52,13 +52,17 @@ def norm_tile(size: int, inner: int) -> Tile:
 
 
 def relu_tile(size: int, inner: int) -> Tile:
-    """Return the tile of the PolyReLU kernels: 8 elements a thread, the fastest dim first."""
+    """Return the tile of the PolyReLU kernels: 8 elements a thread, the fastest dim first.
+
+    A tensor taken as one channel (size = 1) has the same tile whatever its length.
+    """
+    if size == 1:
+        return Tile(_SHORT, 1, 256, False)
     fast, slow = (size, inner) if inner == 1 else (inner, size)
-    width = min(_power_of_two(fast), 2048)
-    height = 2048 // width
+    width = min(_power_of_two(fast), _SHORT)
     if inner == 1:
-        return Tile(height, width, 256, False)
-    return Tile(width, min(height, _power_of_two(slow)), 256, False)
+        return Tile(_SHORT // width, width, 256, False)
+    return Tile(width, min(_SHORT // width, _power_of_two(slow)), 256, False)
 
 
 @functools.lru_cache(maxsize=64)

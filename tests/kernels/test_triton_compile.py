@@ -22,7 +22,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("nothing is compiled in the interpreter", allow_module_level=True)
 
 from polyvision.kernels import triton as kernels  # noqa: E402
-from polyvision.kernels.triton import launch, norm, relu  # noqa: E402
+from polyvision.kernels.triton import norm, relu  # noqa: E402
 from polyvision.kernels.triton.config import Tile, norm_tile, relu_tile  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
@@ -204,59 +204,6 @@ def test_rounding_and_offsets():
 def test_every_order_compiles(order: int, tmp_path: Path):
     found = report(Case("norm backward", 512, 1, order=order), tmp_path)
     assert (found.spills, found.fp64) == (0, 0)
-
-
-class _Recorder:
-    """Stands for a compiled kernel and keeps what it was launched with."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[Any, ...]] = []
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return lambda *arguments, **options: self.calls.append((arguments, options))
-
-
-@pytest.mark.parametrize("inner", [(), (4, 4)], ids=["rows", "NCHW"])
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        (norm, "poly_norm_forward"),
-        (norm, "poly_norm_backward"),
-        (relu, "poly_relu_forward"),
-        (relu, "poly_relu_backward"),
-    ],
-)
-def test_nothing_but_outer_follows_the_number_of_rows(monkeypatch, module, name, inner):
-    kernel = getattr(module, name)
-    names = kernel.arg_names
-    (outer,) = (p for p in kernel.params if p.name == "outer")
-    assert outer.do_not_specialize
-    recorder = _Recorder()
-    monkeypatch.setattr(module, name, recorder)
-    monkeypatch.setattr(launch, "_coefficient_gradients", lambda *_: (None, None))
-    weight, bias, slope = torch.ones(3), torch.ones(1), torch.ones(32)
-    for rows in (1, 2, 3, 16, 17, 64, 1000):
-        x = torch.zeros(rows, 32, *inner)
-        stats = torch.zeros(3, rows, *inner)
-        {
-            "poly_norm_forward": lambda x=x: launch.poly_norm_forward(x, weight, bias, 1e-6, 1),
-            "poly_norm_backward": lambda x=x, stats=stats: launch.poly_norm_backward(
-                x, x, stats, weight, bias, 1e-6, 1
-            ),
-            "poly_relu_forward": lambda x=x: launch.poly_relu_forward(x, weight, bias, slope),
-            "poly_relu_backward": lambda x=x: launch.poly_relu_backward(x, x, weight, bias, slope),
-        }[name]()
-    keys = set()
-    for arguments, options in recorder.calls:
-        scalars = {
-            k: v for k, v in zip(names, arguments, strict=True) if not isinstance(v, torch.Tensor)
-        }
-        del scalars["outer"]
-        if scalars.get("x_stride") == 0:  # one row has no stride; any other value is as good
-            continue
-        keys.add((*scalars.items(), *options.items()))
-    assert len(recorder.calls) == 7
-    assert len(keys) == 1
 
 
 def test_it_says_why_it_is_not_available(monkeypatch):

@@ -1,0 +1,76 @@
+"""Launches with a compiler but no GPU: what Triton makes of arguments, and when it compiles.
+
+The file runs itself in a process of its own, where a made-up driver names the chip and launching
+stops after compiling.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+
+
+def test_one_compile_serves_every_number_of_rows():
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, __file__], env=environment, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    compiled, hints = json.loads(run.stdout)
+    assert compiled == {
+        "poly_norm_forward": 1,
+        "poly_norm_backward": 1,
+        "poly_relu_forward": 1,
+        "poly_relu_backward": 1,
+    }
+    # Pointers, sizes and strides are known to be multiples of 16: that makes loads wide.
+    assert all(h.count("D") >= 7 for h in hints.values()), hints
+
+
+def main() -> None:
+    import torch
+    from polyvision.kernels import triton as kernels
+    from polyvision.kernels.triton import norm, relu
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.driver import driver
+    from triton.runtime.jit import JITFunction
+
+    class Driver:
+        def get_current_device(self):
+            return 0
+
+        def get_current_stream(self, device=None):
+            return 0
+
+        def get_current_target(self):
+            return GPUTarget("cuda", 90, 32)
+
+    def compile_only(kernel, grid):
+        return lambda *arguments, **options: kernel.warmup(*arguments, grid=grid, **options)
+
+    driver.set_active(Driver())
+    JITFunction.__getitem__ = compile_only
+    weight, bias = torch.ones(3), torch.ones(1)
+    for rows in (1, 2, 3, 16, 17, 33, 64, 1000):
+        x = torch.zeros(rows, 64, dtype=torch.bfloat16)
+        _, stats = kernels.poly_norm_forward(x, weight, bias, 1e-6, -1)
+        kernels.poly_norm_backward(x, x, stats, weight, bias, 1e-6, -1)
+        kernels.poly_relu_forward(x, weight, bias)
+        kernels.poly_relu_backward(x, x, weight, bias)
+    launched = (norm.poly_norm_forward, norm.poly_norm_backward)
+    launched += (relu.poly_relu_forward, relu.poly_relu_backward)
+    caches = {kernel.__name__: kernel.device_caches[0][0] for kernel in launched}
+    hints = {name: str(next(iter(cache))) for name, cache in caches.items()}
+    print(json.dumps([{name: len(cache) for name, cache in caches.items()}, hints]))
+
+
+if __name__ == "__main__":
+    main()
