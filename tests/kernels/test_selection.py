@@ -156,9 +156,15 @@ def test_without_a_build_the_reference_computes(case, stub, tmp_path):
 
 def test_the_library_shares_the_threads_of_torch():
     """A second OpenMP runtime would start threads of its own."""
-    maps = Path("/proc/self/maps")
-    if not maps.exists():
+    if not Path("/proc/self/maps").exists():
         pytest.skip("needs /proc")
-    build.library()
-    runtimes = {line.split()[-1] for line in maps.read_text().splitlines() if "gomp" in line}
-    assert len(runtimes) <= 1
+    # In a process of its own: other packages bring runtimes too.
+    program = (
+        "import torch\n"
+        "from polyvision.kernels.cpu import build\n"
+        "build.library()\n"
+        "maps = open('/proc/self/maps').read().splitlines()\n"
+        "print(len({line.split()[-1] for line in maps if 'gomp' in line}))\n"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert found.stdout.strip() in ("0", "1"), found.stderr

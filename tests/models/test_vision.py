@@ -69,7 +69,8 @@ def test_every_site_has_its_own_module_and_gradient() -> None:
         for parameter in module.parameters():
             assert parameter.grad is not None
             assert torch.isfinite(parameter.grad).all()
-            assert (parameter.grad != 0).all()
+        # The norm that follows may take a constant out again: the bias may have no gradient.
+        assert (module.weight.grad != 0).all()
 
 
 def test_the_activation_is_what_differs_from_the_plain_network() -> None:
@@ -142,7 +143,7 @@ def test_a_module_that_one_pass_calls_repeatedly_is_counted() -> None:
         (
             {"activation": "swiglu"},
             "swiglu is gated: it needs two inputs and fits the feed-forward network of a language "
-            "model only. For test_resnet choose one of: gelu, polynorm, ",
+            "model only. For test_resnet choose one of: gelu, poly",
         ),
         ({"activation": "polynrom"}, "unknown activation 'polynrom'. Did you mean 'polynorm'?"),
         ({"activation_options": {"ordr": 2}}, "'ordr'. Did you mean 'order'? Valid: bias, eps"),
