@@ -9,13 +9,14 @@ import sys
 from typing import Any
 
 import hydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from polyvision.errors import PolyvisionError
 from polyvision.training.compose import (
     CONFIG_MODULE,
     SCRIPTS,
     Task,
+    check_keys,
     combinations,
     compose,
     typed_config,
@@ -32,6 +33,14 @@ _SWEEP = {"--multirun", "-m"}
 
 def main(task: Task) -> None:
     """Run ``train_vision.py`` or ``train_lm.py``; exits with 2 on a user's mistake."""
+    try:
+        _main(task)
+    except KeyboardInterrupt:  # before training; during it the run says how to go on
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def _main(task: Task) -> None:
     options, overrides = _split(sys.argv[1:])
     debug = "--debug" in options
     if debug:
@@ -51,8 +60,7 @@ def main(task: Task) -> None:
         domain = importlib.import_module(f"polyvision.training.{task}")
         run_task = importlib.import_module("polyvision.training.session").run_task
         try:
-            config = typed_config(OmegaConf.to_container(node, resolve=True))
-            summary = run_task(config, domain.build_task)
+            summary = run_task(typed_config(node), domain.build_task)
         except PolyvisionError as error:
             _fail(error, debug)
         return summary["best"] if summary else None
@@ -72,6 +80,8 @@ def _sweep(options: list[str], overrides: list[str]) -> int:
     for number, run in enumerate(runs, start=1):
         print(f"Run {number} of {len(runs)}: {' '.join(run)}", flush=True)
         code = subprocess.call([sys.executable, sys.argv[0], *options, *run])
+        if code == 130:  # Ctrl-C reached the run before this process: it ends the sweep as well
+            return code
         if code:
             failed.append((code, run))
     for code, run in failed:
@@ -92,7 +102,7 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 def _check(task: Task, options: list[str], overrides: list[str]) -> None:
     """Compose every run that the command line asks for, so that no mistake waits behind a run."""
     if _ONLY_SHOW & set(options):
-        compose(task, [])
+        check_keys(task, overrides)
         return
     configs = compose(task, overrides)
     if len(configs) > 1 and not _SWEEP & set(options):

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, TypeVar
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
@@ -19,17 +21,27 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from polyvision.activations import activation_info, activation_names, create_activation
 from polyvision.errors import PolyvisionError, unknown
 from polyvision.training import schema
 from polyvision.training.typed import load
 
-__all__ = ["CONFIG_MODULE", "SCRIPTS", "combinations", "compose", "register_groups", "typed_config"]
+__all__ = [
+    "CONFIG_MODULE",
+    "SCRIPTS",
+    "check_keys",
+    "combinations",
+    "compose",
+    "register_groups",
+    "typed_config",
+]
 
 CONFIG_MODULE = "polyvision.configs"
 SCRIPTS = {"vision": "train_vision", "language": "train_lm"}
 Task = Literal["vision", "language"]
+T = TypeVar("T")
 
 _SCHEMAS: dict[str, dict[str, type[Any]]] = {
     "vision": {
@@ -65,13 +77,26 @@ def compose(task: Task, overrides: list[str]) -> list[schema.Config]:
     Raises:
         ValueError: one text with a line for each problem of any of the combinations.
     """
+    return _inside_hydra(lambda: _compose_all(task, overrides))
+
+
+def check_keys(task: Task, overrides: list[str]) -> None:
+    """Check what ``compose`` does except the values, which may still be missing.
+
+    Raises:
+        ValueError: one text with a line for each key or choice that does not exist.
+    """
+    _inside_hydra(lambda: _compose_all(task, overrides, values=False))
+
+
+def _inside_hydra(work: Callable[[], T]) -> T:
     register_groups()
     # hydra.main may be running in this process: its state must not change under its feet.
     state = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
         with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
-            return _compose_all(task, overrides)
+            return work()
     finally:
         if state is not None:
             GlobalHydra.instance().initialize(state)
@@ -90,7 +115,7 @@ def combinations(overrides: list[str]) -> list[list[str]]:
     return [list(choice) for choice in itertools.product(*map(_choices, parsed))]
 
 
-def _compose_all(task: Task, overrides: list[str]) -> list[schema.Config]:
+def _compose_all(task: Task, overrides: list[str], *, values: bool = True) -> list[schema.Config]:
     problems: list[str] = []
     groups = _groups()
     parsed = _parse(overrides, problems)
@@ -102,9 +127,9 @@ def _compose_all(task: Task, overrides: list[str]) -> list[schema.Config]:
     configs = []
     for combination in itertools.product(*map(_choices, good)):
         node = _hydra(task, list(combination), problems)
-        if node is not None:
+        if node is not None and values:
             try:
-                configs.append(typed_config(OmegaConf.to_container(node, resolve=True)))
+                configs.append(typed_config(node))
             except PolyvisionError as error:
                 problems.extend(str(error).splitlines())
     if problems:
@@ -112,14 +137,24 @@ def _compose_all(task: Task, overrides: list[str]) -> list[schema.Config]:
     return configs
 
 
-def typed_config(values: Any) -> schema.Config:
-    """Turn a composed configuration of plain values into its typed form.
+def typed_config(composed: DictConfig) -> schema.Config:
+    """Turn a composed configuration into its typed form.
 
     Raises:
         ValueError: one text with a line for each value that does not fit.
     """
+    try:
+        values: Any = OmegaConf.to_container(composed, resolve=True)
+    except OmegaConfBaseException as error:
+        text = str(error).splitlines()[0]
+        raise PolyvisionError(f"{error.full_key}: cannot resolve ${{...}}: {text}") from error
     problems: list[str] = []
-    task = values["task"]
+    task = values.get("task")
+    if task not in _SCHEMAS:
+        raise unknown("task", str(task), _SCHEMAS)
+    missing = [g for g in (*_SCHEMAS[task], "act") if not isinstance(values.get(g), Mapping)]
+    if missing:
+        raise _error(f"{g} is missing: choose {g}=<name>" for g in missing)
     parts: dict[str, Any] = {}
     for group, cls in _SCHEMAS[task].items():
         node = values[group]
@@ -129,7 +164,8 @@ def typed_config(values: Any) -> schema.Config:
             parts[group] = load(cls, node, group, problems)
     parts["act"] = _activation(task, values["act"], problems)
     rest = {k: v for k, v in values.items() if k not in {*_SCHEMAS[task], "act"}}
-    rest["precision"] = str(rest["precision"])
+    if "precision" in rest:
+        rest["precision"] = str(rest["precision"])
     scalars: Any = load(_Scalars, rest, "", problems)
     if problems:
         raise _error(problems)
@@ -151,7 +187,7 @@ _Scalars = dataclasses.make_dataclass(
 def _activation(
     task: Task, node: Mapping[str, Any], problems: list[str]
 ) -> schema.ActivationConfig | None:
-    info = activation_info(node["name"])
+    info = activation_info(str(node.get("name")))
     if task == "vision" and info.kind == "gated":
         valid = ", ".join(n for n in activation_names() if activation_info(n).kind != "gated")
         problems.append(
@@ -194,8 +230,16 @@ def _parse(overrides: list[str], problems: list[str]) -> list[Override]:
         try:
             parsed.extend(parser.parse_overrides([text]))
         except HydraException:
-            problems.append(f"cannot read {text!r}: write key=value, such as seed=1")
+            problems.append(f"cannot read {text!r}: {_advice(text)}")
     return parsed
+
+
+def _advice(text: str) -> str:
+    key, equals, value = text.partition("=")
+    if equals and re.fullmatch(r"[+~]*\w[\w./@]*", key, re.ASCII) and not set("'\"") & set(value):
+        quoted = f'{key}="{value}"'
+        return f"Hydra wants quotes around such a value, in the shell {shlex.quote(quoted)}"
+    return "write key=value, such as seed=1"
 
 
 def _groups() -> dict[str, list[str]]:

@@ -11,7 +11,7 @@ from polyvision import configs
 from polyvision.activations import activation_names
 from polyvision.errors import PolyvisionError
 from polyvision.training import schema
-from polyvision.training.compose import compose
+from polyvision.training.compose import check_keys, compose
 
 CONFIGS = Path(configs.__file__).parent
 SOURCE = Path(polyvision.__file__).parent
@@ -104,6 +104,13 @@ def test_a_sweep_makes_every_combination():
         ("act=swiglu", "act=swiglu is gated"),
         ("seed", "cannot read 'seed': write key=value"),
         ("dry_run=maybe", "dry_run must be true or false, got 'maybe'"),
+        ("~model", "model is missing: choose model=<name>"),
+        ("~precision", "precision is missing"),
+        ("~act.name", "unknown activation 'None'"),
+        ("act.name=3", "unknown activation '3'"),
+        ("task=visoin", "unknown task 'visoin'. Did you mean 'vision'?"),
+        ("run_root=${nothing}", "run_root: cannot resolve"),
+        ("run_root=a folder (1)", """in the shell 'run_root="a folder (1)"'"""),
     ],
 )
 def test_each_mistake_has_one_line(override, expected):
@@ -124,6 +131,12 @@ def test_all_mistakes_come_in_one_error():
         "trainer.max_epochs must be an integer",
         "seed must be at least 0",
     ]
+
+
+def test_showing_the_configuration_needs_no_values_but_the_right_keys():
+    check_keys("vision", ["data=folder"])
+    with pytest.raises(PolyvisionError, match="Did you mean 'model'"):
+        check_keys("vision", ["mdoel=timm"])
 
 
 def test_a_mistake_in_one_job_of_a_sweep_is_found():
