@@ -16,7 +16,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,12 @@ class Run:
     def summary(self) -> dict[str, Any] | None:
         """Return the final summary, or None when the run has not finished."""
         path = self.folder / "summary.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        if not path.exists():
+            return None
+        summary = _read(path, json.loads)
+        if "settings" not in summary:
+            raise PolyvisionError(f"{path} is not the summary of a run: delete it to go on")
+        return summary
 
 
 def plan_run(config: Config) -> Run:
@@ -88,6 +93,13 @@ def plan_run(config: Config) -> Run:
     Raises:
         ValueError: ``resume`` names nothing to resume, or a run with another configuration.
     """
+    try:
+        return _plan(config)
+    except OSError as error:
+        raise PolyvisionError(f"cannot look at {error.filename}: {error.strerror}") from error
+
+
+def _plan(config: Config) -> Run:
     if _FOLDER_VARIABLE in os.environ and "LOCAL_RANK" in os.environ:
         return _existing(Path(os.environ[_FOLDER_VARIABLE]), config)
     if config.resume is None:
@@ -100,6 +112,16 @@ def plan_run(config: Config) -> Run:
 
 def open_run(config: Config, plan: Run) -> Run:
     """Create the planned folder and describe the run in it; give way if another process took it."""
+    try:
+        return _open(config, plan)
+    except (OSError, ValueError) as error:
+        if isinstance(error, PolyvisionError):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise PolyvisionError(f"run_root: cannot write {plan.folder}: {reason}") from error
+
+
+def _open(config: Config, plan: Run) -> Run:
     run = Run(_claim(plan.folder)) if plan.new else plan
     os.environ[_FOLDER_VARIABLE] = str(run.folder)
     if "LOCAL_RANK" not in os.environ:
@@ -133,7 +155,11 @@ def _claim(folder: Path) -> Path:
     while True:
         try:
             folder.mkdir(parents=True)
-        except FileExistsError:
+        except FileExistsError as error:
+            if not folder.exists():  # a link that leads nowhere, here or further up
+                raise PolyvisionError(
+                    f"run_root: cannot create {folder}: {error.filename} is in the way"
+                ) from error
             folder = _unused(base)
         except OSError as error:
             raise PolyvisionError(f"run_root: cannot create {folder}: {error.strerror}") from error
@@ -142,8 +168,15 @@ def _claim(folder: Path) -> Path:
 
 
 def _named(path: Path, config: Config) -> Run:
+    path = path.expanduser()
     if path.is_file() and path.suffix == ".ckpt":
-        return dataclasses.replace(_existing(path.parent.parent, config), checkpoint=path)
+        folder = path.absolute().parent.parent
+        if not (folder / "config.yaml").is_file():
+            raise PolyvisionError(
+                f"resume={path} does not lie in the checkpoints/ of a run folder: {folder} has no "
+                f"config.yaml, so nothing says which run it belongs to"
+            )
+        return dataclasses.replace(_existing(folder, config), checkpoint=path)
     if (path / "config.yaml").is_file():
         run = _existing(path, config)
         if run.checkpoint is None and run.summary() is None:
@@ -158,7 +191,7 @@ def _existing(folder: Path, config: Config) -> Run:
     run = Run(folder)
     recorded = folder / "config.yaml"
     if recorded.exists() and (run.last.exists() or run.summary() is not None):
-        differences = config_differences(yaml.safe_load(recorded.read_text()), config.plain())
+        differences = config_differences(_read(recorded, yaml.safe_load), config.plain())
         if differences:
             lines = "; ".join(f"{k}: {old!r} then, {new!r} now" for k, old, new in differences)
             raise PolyvisionError(
@@ -166,6 +199,17 @@ def _existing(folder: Path, config: Config) -> Run:
                 f"Use the same values, or leave resume= out to start a new run"
             )
     return Run(folder, run.last if run.last.exists() else None)
+
+
+def _read(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
+    try:
+        content = parse(path.read_text())
+    except (ValueError, yaml.YAMLError) as error:
+        text = " ".join(str(error).split())
+        raise PolyvisionError(f"{path} is damaged: {text}") from error
+    if not isinstance(content, dict):
+        raise PolyvisionError(f"{path} is damaged: it holds no keys")
+    return content
 
 
 def config_differences(

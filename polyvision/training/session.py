@@ -91,6 +91,7 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
         print(f"{plan.folder} has finished already; nothing to resume")
         _print_summary(plan, finished)
         return finished
+    first_step = _first_step(plan)
     _quiet()
     seed_everything(config.seed, verbose=False)
     task = build(config)
@@ -106,7 +107,7 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
     if config.dry_run:
         return None
     run = open_run(config, plan)
-    return _fit(config, hardware, task, loader, steps, cost, run)
+    return _fit(config, hardware, task, loader, steps, cost, run, first_step)
 
 
 def _train_loader(config: Config, hardware: Hardware, task: Task) -> TrainLoader:
@@ -176,8 +177,9 @@ def _fit(
     steps: _Steps,
     cost: Cost,
     run: Run,
+    first_step: int,
 ) -> dict[str, Any]:
-    step = _prepare_folder(run, task)
+    _prepare_folder(run, task, first_step)
     module = task.module(
         task.model,
         config.recipe,
@@ -187,7 +189,7 @@ def _fit(
     )
     if config.trainer.compile:
         task.model.compile()
-    board = Board(run.folder, purge_step=step + 1 if step else None)
+    board = Board(run.folder, purge_step=first_step + 1 if first_step else None)
     throughput = Throughput(
         steps.batch_per_device * hardware.devices,
         task.tokens_per_sample,
@@ -232,24 +234,31 @@ def _fit(
     return summary
 
 
-def _prepare_folder(run: Run, task: Task) -> int:
-    """Write the task's files; drop what a resumed run will write again. Return its first step."""
+def _first_step(plan: Run) -> int:
+    """Return the step that a run goes on from; refuse its checkpoint before anything is written."""
+    if plan.checkpoint is None:
+        return 0
+    state = AtomicCheckpointIO().load_checkpoint(plan.checkpoint)
+    if not isinstance(state, dict) or "global_step" not in state:
+        raise PolyvisionError(f"{plan.checkpoint} is not the checkpoint of a run")
+    if not state.get("optimizer_states"):
+        raise PolyvisionError(
+            f"{plan.checkpoint} holds weights only and cannot be resumed from: use {plan.last}"
+        )
+    return int(state["global_step"])
+
+
+def _prepare_folder(run: Run, task: Task, first_step: int) -> None:
+    """Write the task's files; drop what a resumed run will write again."""
     for name, text in task.files.items():
         (run.folder / name).write_text(text)
     metrics = run.folder / "metrics.jsonl"
-    if run.checkpoint is None:
-        metrics.unlink(missing_ok=True)
-        for events in run.folder.glob("events.out.tfevents*"):
-            events.unlink()
-        return 0
-    state = AtomicCheckpointIO().load_checkpoint(run.checkpoint)
-    if not state.get("optimizer_states"):
-        raise PolyvisionError(
-            f"{run.checkpoint} holds weights only and cannot be resumed from: use {run.last}"
-        )
-    step = int(state["global_step"])
-    truncate_metrics(metrics, step)
-    return step
+    if run.checkpoint is not None:
+        truncate_metrics(metrics, first_step)
+        return
+    metrics.unlink(missing_ok=True)
+    for events in run.folder.glob("events.out.tfevents*"):
+        events.unlink()
 
 
 def _trainer(

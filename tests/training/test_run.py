@@ -7,6 +7,7 @@ import pytest
 import torch
 import yaml
 
+from polyvision.errors import PolyvisionError
 from polyvision.training.checkpoint import AtomicCheckpointIO
 from polyvision.training.compose import compose
 from polyvision.training.loggers import truncate_metrics
@@ -55,6 +56,50 @@ def test_auto_takes_the_latest_run_and_starts_one_if_there_is_none(config):
 def test_what_cannot_be_resumed_is_refused(config, name, tmp_path):
     with pytest.raises(ValueError, match="is neither a checkpoint"):
         plan_run(dataclasses.replace(config, resume=str(tmp_path / name)))
+
+
+def test_a_checkpoint_outside_a_run_is_refused(config, tmp_path):
+    (tmp_path / "some" / "where").mkdir(parents=True)
+    path = tmp_path / "some" / "where" / "x.ckpt"
+    path.touch()
+    with pytest.raises(ValueError, match=r"has no config\.yaml"):
+        plan_run(dataclasses.replace(config, resume=str(path)))
+
+
+@pytest.mark.parametrize("text", ["a: [", "just text", ""])
+def test_a_damaged_configuration_is_named(config, text):
+    run = opened(config)
+    run.last.touch()
+    (run.folder / "config.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"config\.yaml is damaged"):
+        plan_run(dataclasses.replace(config, resume="auto"))
+
+
+def test_a_damaged_summary_is_named(config):
+    run = opened(config)
+    (run.folder / "summary.json").write_text("{")
+    with pytest.raises(ValueError, match=r"summary\.json is damaged"):
+        plan_run(dataclasses.replace(config, resume="auto"))
+
+
+def test_a_checkpoint_is_found_from_its_own_folder(config, monkeypatch):
+    run = opened(config)
+    run.last.touch()
+    monkeypatch.chdir(run.checkpoints)
+    plan = plan_run(dataclasses.replace(config, resume="last.ckpt"))
+    assert plan.folder == run.folder.absolute()
+
+
+@pytest.mark.parametrize("kind", ["file", "dangling link", "too long", "null byte"])
+def test_an_unusable_run_root_is_named(config, kind, tmp_path):
+    root = tmp_path / ("x" * 300 if kind == "too long" else "root")
+    if kind == "file":
+        root.touch()
+    elif kind == "dangling link":
+        root.symlink_to(tmp_path / "a" / "b")
+    name = f"{root}\0" if kind == "null byte" else str(root)
+    with pytest.raises(PolyvisionError, match="cannot"):
+        opened(config, run_root=name)
 
 
 def test_differences_name_what_matters_only(config):
