@@ -132,7 +132,12 @@ def _plan(
         rows.append(("gates kept", _names(built.gates)))
     if built.leftovers:
         rows.append(("NOT replaced", _names(built.leftovers)))
-    return [*rows, ("data", data.description)]
+    shared = [site.name for site in built.sites if site.calls > 1]
+    if shared:
+        rows.append(
+            ("shared sites", f"{len(shared)}, each with one set of coefficients for all calls")
+        )
+    return [*rows, ("data", data.description), *(("note", note) for note in data.notes)]
 
 
 def _dims(built: VisionModel) -> str:
