@@ -78,12 +78,8 @@ class Rows {
       for (int64_t k = 0; k < width; ++k) widen_row(at(o, i + k), row(o, i, k), n);
       return;
     }
-    const T* p = at(o, i);
-    C* const rows = buffer_.get();
-    for (int64_t j = 0; j < n; j += kTile)
-      for (int64_t k = 0; k < width; ++k)
-        for (int64_t t = j; t < std::min(j + kTile, n); ++t)
-          rows[k * pitch_ + t] = widen(p[t * a_.element + k * a_.inner]);
+    for (int64_t j = 0; j < n; j += kLanes)
+      for (int64_t k = 0; k < width; k += kLanes) load_square(at(o, i + k), j, k, width - k, n - j);
   }
 
   void save(int64_t o, int64_t i, int64_t width, int64_t n) const {
@@ -92,16 +88,44 @@ class Rows {
       for (int64_t k = 0; k < width; ++k) narrow_row(row(o, i, k), at(o, i + k), n);
       return;
     }
-    T* p = at(o, i);
-    const C* rows = buffer_.get();
-    for (int64_t j = 0; j < n; j += kTile)
-      for (int64_t t = j; t < std::min(j + kTile, n); ++t)
-        for (int64_t k = 0; k < width; ++k)
-          narrow(rows[k * pitch_ + t], p + t * a_.element + k * a_.inner);
+    for (int64_t j = 0; j < n; j += kLanes)
+      for (int64_t k = 0; k < width; k += kLanes) save_square(at(o, i + k), j, k, width - k, n - j);
   }
 
  private:
-  static constexpr int64_t kTile = 8;
+  static constexpr int64_t kLanes = Simd<C>::lanes;
+
+  // Up to kLanes elements, starting at j, of up to kLanes rows, starting at k. The buffer has room
+  // for a whole square at its edge.
+  void load_square(const T* p, int64_t j, int64_t k, int64_t rows, int64_t elements) const {
+    Vec<C> square[kLanes] = {};
+    for (int64_t t = 0; t < std::min(kLanes, elements); ++t) {
+      const T* line = p + (j + t) * a_.element;
+      if (a_.inner == 1)
+        square[t] = load_as<C>(line, rows);
+      else
+        for (int64_t r = 0; r < std::min(kLanes, rows); ++r)
+          square[t][r] = widen(line[r * a_.inner]);
+    }
+    transpose<C>(square);
+    for (int64_t r = 0; r < std::min(kLanes, rows); ++r)
+      polyvision::store<C>(buffer_.get() + (k + r) * pitch_ + j, square[r]);
+  }
+
+  void save_square(T* p, int64_t j, int64_t k, int64_t rows, int64_t elements) const {
+    Vec<C> square[kLanes] = {};
+    for (int64_t r = 0; r < std::min(kLanes, rows); ++r)
+      square[r] = polyvision::load<C>(buffer_.get() + (k + r) * pitch_ + j);
+    transpose<C>(square);
+    for (int64_t t = 0; t < std::min(kLanes, elements); ++t) {
+      T* line = p + (j + t) * a_.element;
+      if (a_.inner == 1)
+        store_as<C>(line, square[t], rows);
+      else
+        for (int64_t r = 0; r < std::min(kLanes, rows); ++r)
+          narrow(C(square[t][r]), line + r * a_.inner);
+    }
+  }
 
   T* at(int64_t o, int64_t i) const {
     return reinterpret_cast<T*>(a_.address) + o * a_.outer + i * a_.inner;
@@ -120,7 +144,8 @@ struct Plan {
 
   explicit Plan(const Call& c) : inner(c.inner) {
     const bool apart = c.x.element != 1 && c.inner > 1;
-    if (apart) width = std::min(inner, std::clamp<int64_t>((1 << 17) / c.n, 4, 16));
+    // Whole cache lines, several for the sake of prefetching, while the rows stay in the cache.
+    if (apart) width = std::min(inner, std::clamp<int64_t>((1 << 16) / c.n / 32 * 32, 32, 256));
     per_outer = (inner + width - 1) / width;
     units = c.outer * per_outer;
     blocks = std::min<int64_t>(units, c.groups > 1 ? 32 : 256);

@@ -86,12 +86,18 @@ void weighted_sums(const C* g, const C* x, int64_t n, C inv, double* total) {
   }
 }
 
+// The second pass over a long row reads the cache; meanwhile the next row is fetched. Short rows are
+// left to the hardware, as is a row that was copied, where the address is harmless.
+inline int64_t prefetch_distance(int64_t n) { return n >= 1024 ? n : 0; }
+
 // y = sum_i c[i] (x inv)^(i+1) + bias, by Horner's rule.
 template <class C, int R>
 void evaluate(const C* x, int64_t n, C inv, const C* c, C bias, C* y) {
   const Reader<C> read{x, n};
   const Writer<C> write{y, n};
+  const int64_t ahead = prefetch_distance(n);
   for_vectors<C>(n, [&](int64_t j, auto full) {
+    __builtin_prefetch(x + ahead + j);
     const Vec<C> u = read(j, full) * inv;
     Vec<C> v = u * c[R - 1];
     for (int i = R - 2; i >= 0; --i) v = (v + c[i]) * u;
@@ -104,7 +110,10 @@ template <class C, int R>
 void combine(const C* g, const C* x, int64_t n, C inv, const C* a, const C* b, C* dx) {
   const Reader<C> read_g{g, n}, read_x{x, n};
   const Writer<C> write{dx, n};
+  const int64_t ahead = prefetch_distance(n);
   for_vectors<C>(n, [&](int64_t j, auto full) {
+    __builtin_prefetch(x + ahead + j);
+    __builtin_prefetch(g + ahead + j);
     const Vec<C> u = read_x(j, full) * inv;
     const Vec<C> square = u * u;
     Vec<C> p = {}, q = {};

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #if defined(__F16C__)
 #include <immintrin.h>
 #endif
@@ -131,5 +132,49 @@ inline void narrow_row(const float* src, Half* dst, int64_t n) {
   for (; j < n; ++j) narrow(src[j], dst + j);
 }
 #endif
+
+template <class C, int S, int... L>
+inline void exchange(Vec<C>& a, Vec<C>& b, std::integer_sequence<int, L...>) {
+  constexpr int lanes = sizeof...(L);
+  const Vec<C> x = a, y = b;
+#if defined(__clang__)
+  a = __builtin_shufflevector(x, y, ((L & S) ? lanes + L - S : L)...);
+  b = __builtin_shufflevector(x, y, ((L & S) ? lanes + L : L + S)...);
+#else
+  using Mask = decltype(x <= y);
+  a = __builtin_shuffle(x, y, Mask{((L & S) ? lanes + L - S : L)...});
+  b = __builtin_shuffle(x, y, Mask{((L & S) ? lanes + L : L + S)...});
+#endif
+}
+
+// Transpose a square of lanes x lanes, swapping blocks of S x S, then smaller ones (Eklundh 1972).
+template <class C, int S = Simd<C>::lanes / 2>
+inline void transpose(Vec<C>* rows) {
+  for (int64_t i = 0; i < Simd<C>::lanes; ++i)
+    if (!(i & S))
+      exchange<C, S>(rows[i], rows[i + S], std::make_integer_sequence<int, Simd<C>::lanes>{});
+  if constexpr (S > 1) transpose<C, S / 2>(rows);
+}
+
+// One vector from storage type T, or the first lanes of one.
+template <class C, class T>
+inline Vec<C> load_as(const T* p, int64_t count) {
+  C wide[Simd<C>::lanes] = {};
+  if (count >= Simd<C>::lanes)
+    widen_row(p, wide, Simd<C>::lanes);
+  else
+    widen_row(p, wide, count);
+  return load(wide);
+}
+
+template <class C, class T>
+inline void store_as(T* p, Vec<C> v, int64_t count) {
+  C wide[Simd<C>::lanes];
+  store(wide, v);
+  if (count >= Simd<C>::lanes)
+    narrow_row(wide, p, Simd<C>::lanes);
+  else
+    narrow_row(wide, p, count);
+}
 
 }  // namespace polyvision
