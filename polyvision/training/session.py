@@ -227,7 +227,7 @@ def _fit(
     summary["seconds"] = round(time.monotonic() - started, 1)
     if trainer.is_global_zero:
         final = {k: v for k, v in summary["last"].items() if k.startswith("val/")}
-        board.log_hyperparams(summary["settings"], final)
+        board.log_hyperparams(summary["settings"], final, step=summary["steps"])
         board.finalize("success")
         write_json(run.folder / "summary.json", summary)
         _print_summary(run, summary)

@@ -69,6 +69,10 @@ def test_loss_falls_and_everything_is_written(task, train, tmp_path):
     assert "act/curves" in accumulator.Tags()["images"]
     assert accumulator.Tags()["histograms"]
     assert accumulator.PluginTagToContent("hparams")
+    # The final metrics of the hparams tab must not draw a line back to the start of the charts.
+    steps = [event.step for event in accumulator.Scalars("val/loss")]
+    assert steps == sorted(steps)
+    assert steps[0] > 0
 
 
 @pytest.mark.parametrize("task", TASKS)
