@@ -14,11 +14,12 @@ import torch
 __all__ = ["Tile", "norm_tile", "programs", "relu_tile", "warp_size"]
 
 _SHORT = 2048  # elements of a tile that holds several short rows
-_LONGEST = 16384  # features of the longest row kept in registers
+_LONGEST = 16384  # features of the longest row kept in registers, in the lightest case
 _CHUNK = 8192  # features of a tile of longer rows
 _ABREAST = 32  # rows of a strided tile: whole memory sectors
 _STRIDED_LONGEST = 128  # features of the longest strided row kept in registers
 _STRIDED_CHUNK = 64  # features of a tile of longer strided rows
+_LOW_ORDER = 4  # above, a row's coefficients and statistics fill the registers
 _PROGRAMS_PER_SM = 32  # of a persistent grid: several times what fits at once, see programs()
 
 
@@ -36,19 +37,27 @@ def _power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def norm_tile(size: int, inner: int) -> Tile:
-    """Return the tile of the PolyNorm kernels for rows of ``size``, ``inner`` of them abreast."""
+def norm_tile(size: int, inner: int, itemsize: int, order: int, gated: bool) -> Tile:
+    """Return the tile of the PolyNorm kernels for rows of ``size``, ``inner`` of them abreast.
+
+    Longer rows are read in chunks; what counts as long follows what a thread must hold in backward:
+    x and dy, the factor of the gated form, and per row coefficients and statistics of every power.
+    """
     features = _power_of_two(size)
+    high = order > _LOW_ORDER
     if inner == 1:
-        looped = size > _LONGEST
-        features = _CHUNK if looped else features
+        heavy = itemsize > 2 or gated
+        longest, chunk = _LONGEST >> (heavy + high), _CHUNK >> high
+        features = min(features, chunk) if size > longest else features
         rows, most = max(_SHORT // features, 1), 512
     else:
-        looped = size > _STRIDED_LONGEST
-        features = _STRIDED_CHUNK if looped else features
+        longest, chunk = _STRIDED_LONGEST >> 3 * high, _STRIDED_CHUNK >> 2 * high
+        features = min(features, chunk) if size > longest else features
         # Each thread holds several rows and what belongs to them: it needs up to 255 registers.
         rows, most = min(max(_SHORT // features, _ABREAST), _power_of_two(inner)), 256
-    return Tile(rows, features, min(max(rows * features // 16, 128), most), looped)
+        rows = min(rows, _ABREAST) if high else rows
+    threads = min(max(rows * features // 16, 128), most)
+    return Tile(rows, features, threads, size > longest)
 
 
 def relu_tile(size: int, inner: int) -> Tile:

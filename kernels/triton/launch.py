@@ -24,13 +24,10 @@ from polyvision.kernels.triton.layout import (
     rows_to_logical,
     rows_to_storage,
 )
+from polyvision.kernels.triton.sums import coefficient_gradients, sum_buffers
 from torch import Tensor
 
 __all__ = ["poly_norm_backward", "poly_norm_forward", "poly_relu_backward", "poly_relu_forward"]
-
-_GROUP_SPLITS = 8  # programs that share the rows of one group
-_GROUP_BLOCK = 1024
-_GROUP_THREADS = 256
 
 
 def poly_norm_forward(
@@ -75,7 +72,7 @@ def poly_norm_forward(
     stats = None
     if save_stats:
         stats = torch.empty((order, layout.rows), dtype=torch.float32, device=x.device)
-    tile = norm_tile(layout.size, layout.inner)
+    tile = norm_tile(layout.size, layout.inner, x.element_size(), order, mul is not None)
     with _device(x):
         norm.poly_norm_forward[(_tiles(layout, tile),)](
             x,
@@ -134,11 +131,12 @@ def poly_norm_backward(
     dmul, dmul_stride = match_optional(dmul, x, layout)
     if group is not None:
         group = rows_to_storage(group, x, layout)
-    tile = norm_tile(layout.size, layout.inner)
+    order = weight.shape[-1]
+    tile = norm_tile(layout.size, layout.inner, x.element_size(), order, mul is not None)
     grid = min(_tiles(layout, tile), programs(x.device))
     partials = moments = None
     if needs[1] or needs[2]:
-        partials, moments = _sum_buffers(x, weight, bias, group, (grid, 1), layout.rows)
+        partials, moments = sum_buffers(x, weight, bias, group, (grid, 1), layout.rows)
     with _device(x):
         norm.poly_norm_backward[(grid,)](
             grad,
@@ -160,7 +158,7 @@ def poly_norm_backward(
             factor_stride,
             dx_stride,
             dmul_stride,
-            weight.shape[-1],
+            order,
             rectify,
             layout.inner > 1,
             tile.looped,
@@ -168,7 +166,7 @@ def poly_norm_backward(
             tile.features,
             num_warps=tile.threads // warp_size(),
         )
-        dweight, dbias = _coefficient_gradients(partials, moments, group, weight, bias, needs[1:3])
+        dweight, dbias = coefficient_gradients(partials, moments, group, weight, bias, needs[1:3])
     return dx, dweight, dbias, laid_out_like(dmul, mul, factor)
 
 
@@ -259,7 +257,7 @@ def poly_relu_backward(
     grid = min(_tiles(layout, tile), max(programs(x.device) // blocks, 1))
     partials = moments = slopes = None
     if needs[1] or needs[2]:
-        partials, moments = _sum_buffers(x, weight, bias, group, (grid, blocks), layout.rows)
+        partials, moments = sum_buffers(x, weight, bias, group, (grid, blocks), layout.rows)
     if needs[3] and slope is not None:
         slopes = torch.empty((grid, layout.size), dtype=torch.float32, device=x.device)
     with _device(x):
@@ -291,7 +289,7 @@ def poly_relu_backward(
             tile.features,
             num_warps=tile.threads // warp_size(),
         )
-        dweight, dbias = _coefficient_gradients(partials, moments, group, weight, bias, needs[1:3])
+        dweight, dbias = coefficient_gradients(partials, moments, group, weight, bias, needs[1:3])
     dslope = None
     if slopes is not None and slope is not None:
         total = slopes.sum(0) if _per_channel(slope) else slopes.sum()
@@ -336,62 +334,6 @@ def _flat(
     if layout.outer > 1 and any(stride != layout.size for stride in strides):
         return layout
     return Layout(1, 1, layout.outer * layout.size, (), (), 0)
-
-
-def _sum_buffers(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    group: Tensor | None,
-    grid: tuple[int, int],
-    rows: int,
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return room for the sums of each program, or with ``group`` of each row."""
-    count = weight.shape[-1] + (bias is not None)
-    shape = (grid[0] * grid[1], count) if group is None else (count, grid[1], rows)
-    buffer = torch.empty(shape, dtype=torch.float32, device=x.device)
-    return (buffer, None) if group is None else (None, buffer)
-
-
-def _coefficient_gradients(
-    partials: Tensor | None,
-    moments: Tensor | None,
-    group: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    needs: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None]:
-    """Finish the sums of a backward kernel: gradients of weight and bias."""
-    if moments is not None and group is not None:
-        partials = _group_partials(moments.sum(1), group, weight.shape[0])
-    if partials is None:
-        return None, None
-    order = weight.shape[-1]
-    dweight = dbias = None  # two sums: the results must not share memory
-    if needs[0]:
-        dweight = partials[..., :order].sum(0).to(weight.dtype)
-    if needs[1] and bias is not None:
-        dbias = partials[..., order:].sum(0).reshape(bias.shape).to(bias.dtype)
-    return dweight, dbias
-
-
-def _group_partials(moments: Tensor, group: Tensor, groups: int) -> Tensor:
-    """Sum ``moments`` (columns, rows) by group, to (splits, groups, columns)."""
-    from polyvision.kernels.triton import norm
-
-    count, rows = moments.shape
-    partials = moments.new_empty((_GROUP_SPLITS, groups, count))
-    norm.sum_groups[(groups, _GROUP_SPLITS)](
-        moments,
-        group,
-        partials,
-        rows,
-        groups,
-        count,
-        _GROUP_BLOCK,
-        num_warps=_GROUP_THREADS // warp_size(),
-    )
-    return partials
 
 
 def _zero_gradients(

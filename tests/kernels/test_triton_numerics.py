@@ -36,9 +36,9 @@ else:
     from polyvision.kernels.triton import config, launch
 
     BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-    # A few values scatter more than the usual 2.3e-4 and 1.8e-3, and the interpreter cuts bits off
-    # where the hardware rounds to bf16, which doubles the error.
-    TOLERANCE = {FP32: 1e-6, FP16: 2.6e-4, BF16: 4.6e-3}
+    # Roundings of mantissas near 1, 2^-11 / sqrt(3) in fp16, are the worst that a few values can
+    # draw; many have 2.3e-4. The interpreter cuts bits off where the hardware rounds to bf16.
+    TOLERANCE = {FP32: 1e-6, FP16: 2.82e-4, BF16: 4.52e-3}
     WEIGHT = torch.tensor([0.7, -1.3, 0.45, 0.9, -0.35, 0.6, -0.8, 0.25])
     BIAS = torch.tensor([0.3])
 

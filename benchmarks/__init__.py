@@ -1,0 +1,1 @@
+"""Speed and memory of the activations beside their peers: ``python -m benchmarks.<name>``."""
