@@ -23,6 +23,7 @@ if importlib.util.find_spec("triton") is None:
 
 if not INTERPRETED:
 
+    @pytest.mark.slow  # a minute: the interpreter runs every program in Python
     def test_in_the_interpreter():
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
         environment = {**os.environ, "TRITON_INTERPRET": "1"}
@@ -84,7 +85,9 @@ else:
         assert got.isfinite().all(), what
         error = (got.double() - want).square().mean().sqrt()
         size = want.square().mean().sqrt() if scale is None else scale
-        tolerance = TOLERANCE[dtype] * (2 if want.numel() < 10 else 1)  # few values: the worst case
+        # The tolerance is an expected root mean square; n values scatter about it by 1/sqrt(n).
+        spread = 2 if want.numel() < 10 else 1 + 2 / math.sqrt(want.numel())
+        tolerance = TOLERANCE[dtype] * spread
         assert error <= tolerance * size + 1e-30, (what, float(error), float(size))
 
     def check_norm(x, weight, bias=BIAS, mul=None, dim=-1, group=None, rectify=False, grad=None):
