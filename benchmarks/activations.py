@@ -109,7 +109,7 @@ class Formula(nn.Module):
         if not self.norm:
             return reference.poly_relu(x, self.weight, self.bias)
         v = x.float()
-        y = self.bias
+        y: Tensor = self.bias
         for i in range(1, 4):
             power = v**i
             scale = torch.rsqrt(power.square().mean(self.dim, keepdim=True) + EPS)
