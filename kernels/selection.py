@@ -11,14 +11,12 @@ import os
 from collections.abc import Iterator
 from types import ModuleType
 
-import torch
-
 from polyvision.errors import PolyvisionError, unknown
 
-__all__ = ["BACKENDS", "choose", "describe", "load", "use_backend"]
+__all__ = ["BACKENDS", "VARIABLE", "choose", "load", "obstacle", "requested", "use_backend"]
 
 BACKENDS = ("cpp", "reference", "triton")
-_VARIABLE = "POLYVISION_BACKEND"
+VARIABLE = "POLYVISION_BACKEND"
 _forced: str | None = None
 
 
@@ -60,19 +58,19 @@ def use_backend(name: str) -> Iterator[None]:
         _forced = previous
 
 
-def _requested() -> tuple[str, str] | None:
+def requested() -> tuple[str, str] | None:
     """Return the backend asked for and where it was asked for."""
     if _forced is not None:
         return _forced, "use_backend"
-    name = os.environ.get(_VARIABLE)
+    name = os.environ.get(VARIABLE)
     if not name:
         return None
     if name not in BACKENDS:
-        raise PolyvisionError(f"{_VARIABLE}: {unknown('backend', name, BACKENDS)}")
-    return name, _VARIABLE
+        raise PolyvisionError(f"{VARIABLE}: {unknown('backend', name, BACKENDS)}")
+    return name, VARIABLE
 
 
-def _obstacle(backend: str, device: str) -> str | None:
+def obstacle(backend: str, device: str) -> str | None:
     """Say why a backend cannot run on a device type; None if it can."""
     if backend == "cpp":
         if device != "cpu":
@@ -100,37 +98,13 @@ def choose(device: str) -> str:
     Raises:
         ValueError: the backend asked for is unknown or cannot run there; the text says why.
     """
-    if request := _requested():
+    if request := requested():
         name, place = request
-        if reason := _obstacle(name, device):
+        if reason := obstacle(name, device):
             raise PolyvisionError(
                 f"{place}: backend {name!r} cannot compute on {device!r}: {reason}. Use another of "
                 f"{', '.join(BACKENDS)}, or unset it to let the device decide."
             )
         return name
     fused = {"cpu": "cpp", "cuda": "triton"}.get(device)
-    return fused if fused and _obstacle(fused, device) is None else "reference"
-
-
-def describe() -> str:
-    """Return what ``polyvision env`` prints: the backends, which one each device gets, and why."""
-    from polyvision.kernels.cpu import build
-
-    devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
-    request = _requested()
-    lines = [
-        f"torch     {torch.__version__}, {torch.get_num_threads()} CPU threads",
-        f"devices   {', '.join(devices)}",
-        f"override  {f'{request[0]} ({request[1]})' if request else f'none ({_VARIABLE})'}",
-    ]
-    for backend in BACKENDS:
-        reasons = {device: _obstacle(backend, device) for device in devices}
-        usable = [device for device, reason in reasons.items() if reason is None]
-        why = f"usable on {', '.join(usable)}" if usable else f"not usable: {reasons[devices[-1]]}"
-        lines.append(f"{backend:<9} {why}")
-    for device in devices:
-        lines.append(f"{device:<9} computes with {choose(device)!r}")
-    with contextlib.suppress(build.BuildError):
-        lines.append(f"compiler  {build.compiler()}")
-    lines.append(f"cache     {build.cache_directory()}")
-    return "\n".join(lines)
+    return fused if fused and obstacle(fused, device) is None else "reference"

@@ -1,37 +1,48 @@
-"""The command ``polyvision <verb>``: dispatch only; each verb lives in its own room."""
+"""The command ``polyvision <verb>``: dispatch only; each verb lives in its own room.
+
+Its module has two functions, ``add_arguments(parser)`` and ``run(arguments)``, which returns the
+text to print. It is imported when its verb is called, so that no verb pays for another's imports.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from polyvision.errors import PolyvisionError
 
 __all__ = ["main"]
 
-
-def _env(arguments: argparse.Namespace) -> str:
-    from polyvision.kernels import describe
-
-    return describe()
-
-
-# Verb -> what it does, the function that returns the text to print. Rooms are imported when called.
-_VERBS: dict[str, tuple[str, Callable[[argparse.Namespace], str]]] = {
-    "env": ("print which kernels compute on this machine, and why", _env),
+# Verb -> what it does, the module that does it.
+_VERBS: dict[str, tuple[str, str]] = {
+    "env": (
+        "print which kernels compute on this machine, and why",
+        "polyvision.kernels.environment",
+    ),
 }
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="polyvision")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="verb")
+    for name, (summary, place) in _VERBS.items():
+        verb = verbs.add_parser(name, help=summary, description=summary)
+        if name in arguments[:1]:
+            module: Any = importlib.import_module(place)
+            module.add_arguments(verb)
+            verb.set_defaults(run=module.run)
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code: 0, or 2 for a mistake of the user."""
-    parser = argparse.ArgumentParser(prog="polyvision")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="verb")
-    for name, (summary, _) in _VERBS.items():
-        verbs.add_parser(name, help=summary, description=summary)
-    parsed = parser.parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    parsed = _parser(given).parse_args(given)
     try:
-        print(_VERBS[parsed.verb][1](parsed))
+        print(parsed.run(parsed))
     except PolyvisionError as error:
         print(f"polyvision: {error}", file=sys.stderr)
         return 2
