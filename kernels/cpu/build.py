@@ -25,7 +25,7 @@ import torch
 __all__ = ["BuildError", "cache_directory", "compiler", "library", "library_path"]
 
 _HERE = Path(__file__).parent
-_SOURCES = ("kernels.cpp", "polynomials.h", "vectors.h")
+_SOURCES = ("kernels.cpp", "norm.h", "relu.h", "strips.h", "vectors.h")
 _TIMEOUT_S = 600
 
 

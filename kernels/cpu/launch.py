@@ -13,6 +13,7 @@ import struct
 from collections.abc import Sequence
 
 import torch
+from polyvision.kernels import closed_form
 from polyvision.kernels.closed_form import coefficient_room, empty_stats, room_like
 from polyvision.kernels.cpu import build
 from torch import Tensor
@@ -28,7 +29,7 @@ __all__ = [
 ]
 
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
-_CALL = struct.Struct("43qd")  # struct Call of kernels.cpp
+_CALL = struct.Struct("44qd")  # struct Call of kernels.cpp
 _FLAT_PIECE = 4096
 
 Rows = tuple[int, int, int, int]  # outer, n, inner, n of the last outer position
@@ -37,11 +38,7 @@ Strides = tuple[int, int, int]
 
 def supports(x: Tensor, mul: Tensor | None = None, slope: Tensor | None = None) -> bool:
     """Tell whether the kernels take these operands."""
-    return (
-        x.dtype in _TYPES
-        and (mul is None or mul.dtype == x.dtype)
-        and (slope is None or slope.numel() == 1)
-    )
+    return x.dtype in _TYPES and (mul is None or mul.dtype == x.dtype)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -109,10 +106,10 @@ def _run(
     eps: float = 0.0,
     rectify: bool = False,
 ) -> None:
-    weight = coefficients[0]
+    weight, slope = coefficients[0], coefficients[2]
     assert weight is not None
     tensors = (x, out, grad, mul, dmul)
-    pointwise = not is_norm and group is None
+    pointwise = not is_norm and group is None and not _per_channel(slope)
     layout = _layout([t for t in tensors if t is not None], dim, pointwise)
     copies: tuple[Tensor | None, ...] = tensors
     if layout is None:
@@ -131,6 +128,7 @@ def _run(
         0 if stats is None else stats.data_ptr(),
         0 if group is None else group.data_ptr(),
         1 if group is None else weight.shape[0],
+        1 if slope is None else slope.numel(),
         weight.shape[-1],
         rectify,
         _TYPES[x.dtype],
@@ -155,6 +153,20 @@ def _plain(tensor: Tensor | None) -> Tensor | None:
 
 def _groups(group: Tensor | None) -> Tensor | None:
     return None if group is None else group.to(torch.int64).contiguous()
+
+
+def _per_channel(slope: Tensor | None) -> bool:
+    return slope is not None and slope.numel() > 1
+
+
+def _relu_dim(slope: Tensor | None) -> int:
+    """Return the dimension rows run along: that of the channels where each has its slope."""
+    return 1 if _per_channel(slope) else -1
+
+
+def _rows_and_channels(slope: Tensor | None, group: Tensor | None) -> bool:
+    """Tell whether coefficients go by row and slopes by channel, which the kernels do not do."""
+    return group is not None and _per_channel(slope)
 
 
 def poly_norm_forward(
@@ -208,10 +220,13 @@ def poly_relu_forward(
     group: Tensor | None,
 ) -> Tensor:
     """Return y; see ``closed_form.poly_relu_forward``."""
+    if _rows_and_channels(slope, group):
+        return closed_form.poly_relu_forward(x, weight, bias, slope, mul, group)
     y = torch.empty_like(x)
     if x.numel():
         coefficients = (weight.contiguous(), _plain(bias), _plain(slope), None, None, None)
-        _run(False, False, x, y, None, mul, None, coefficients, None, _groups(group))
+        rows = None, _groups(group), _relu_dim(slope)
+        _run(False, False, x, y, None, mul, None, coefficients, *rows)
     return y
 
 
@@ -226,6 +241,8 @@ def poly_relu_backward(
     needs: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of x, weight, bias, slope and mul; see ``closed_form``."""
+    if _rows_and_channels(slope, group):
+        return closed_form.poly_relu_backward(grad, x, weight, bias, slope, mul, group, needs)
     dx, dmul = room_like(x, needs[0]), room_like(mul, needs[4])
     dweight, dbias = coefficient_room(weight, needs[1]), coefficient_room(bias, needs[2])
     dslope = coefficient_room(slope, needs[3])
@@ -234,5 +251,6 @@ def poly_relu_backward(
             *(weight.contiguous(), _plain(bias), _plain(slope)),
             *(dweight, dbias, dslope),
         )
-        _run(False, True, x, dx, grad, mul, dmul, coefficients, None, _groups(group))
+        rows = None, _groups(group), _relu_dim(slope)
+        _run(False, True, x, dx, grad, mul, dmul, coefficients, *rows)
     return dx, dweight, dbias, dslope, dmul
