@@ -6,8 +6,8 @@ A step is forward, loss, backward, clipping and AdamW on fixed data of the right
 CPU and in bf16 autocast on a GPU. ResNet50 sees --images pictures of --size pixels; the language
 model is ``lm_tiny`` with a vocabulary of 1,024. Every round times each contender once, in turn;
 the table holds medians. Contenders: ReLU; PolyNorm fused; PolyNorm through the reference backend
-(``POLYVISION_BACKEND=reference``); the formula under ``torch.compile``; the paper's algorithm, plain
-and checkpointed. All have the same initial weights.
+(``POLYVISION_BACKEND=reference``); the formula under ``torch.compile``; the algorithm of the paper,
+plain and checkpointed. All have the same initial weights.
 """
 
 from __future__ import annotations
