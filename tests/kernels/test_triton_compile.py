@@ -49,10 +49,11 @@ class Case(NamedTuple):
     order: int = 3
     mul: bool = False
     group: bool = False
+    rectify: bool = False
 
     def __str__(self) -> str:
         names = (f"{self.size}x{self.inner}", self.dtype, self.target, f"r{self.order}")
-        extra = ("mul",) * self.mul + ("group",) * self.group
+        extra = ("mul",) * self.mul + ("group",) * self.group + ("rectify",) * self.rectify
         return "-".join((self.kernel, *names, *extra))
 
     @property
@@ -81,7 +82,7 @@ class Case(NamedTuple):
             "slope_partials": "*fp32" if self.inner == 3136 else None,
             "eps": "fp32",
             "ORDER": self.order,
-            "RECTIFY": False,
+            "RECTIFY": self.rectify,
             "STRIDED": self.inner > 1,
             "LOOPED": tile.looped,
             "BLOCK_M": tile.rows,
@@ -165,21 +166,31 @@ def cases() -> Iterator[Any]:
         for way in ("forward", "backward")
         for size in sizes[name]
     ]
-    gated = [
-        Case(f"norm {way}", *size, mul=True, group=group)
+    operands = [
+        Case(f"{name} {way}", *size, dtype, target, mul=True, group=group)
+        for name in sizes
         for way in ("forward", "backward")
+        for dtype in ("bf16", "fp32")
+        for target in TARGETS
         for group in (False, True)
+        for size in sizes[name]
+    ]
+    rectified = [
+        Case(f"norm {way}", *size, dtype, rectify=True)
+        for way in ("forward", "backward")
+        for dtype in ("bf16", "fp32")
         for size in NORM_SIZES
     ]
     orders = [
-        Case(f"norm {way}", *size, dtype, order=order, mul=mul)
+        Case(f"{name} {way}", *size, dtype, order=order, mul=mul)
+        for name in sizes
         for way in ("forward", "backward")
         for dtype in ("bf16", "fp32")
         for order in (4, 8)
         for mul in (False, True)
-        for size in (*NORM_SIZES, (8192, 1), (128, 784))
+        for size in (*sizes[name], *((8192, 1), (128, 784))[: 2 * (name == "norm")])
     ]
-    slow = [c for c in dict.fromkeys(everything + gated + orders) if c not in quick]
+    slow = [c for c in dict.fromkeys(everything + operands + rectified + orders) if c not in quick]
     yield from (pytest.param(c, id=str(c)) for c in quick)
     yield from (pytest.param(c, id=str(c), marks=pytest.mark.slow) for c in slow)
 
