@@ -1,4 +1,4 @@
-"""The operations under autograd, the compiler, function transforms and exports."""
+"""The operations under autograd, dispatch modes and function transforms."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 from kernel_oracles import BIAS, WEIGHT, norm_formula, relu_formula
 from polyvision.kernels import ops
 
-from polyvision import PolyNorm, kernels
 from polyvision import functional as F
+from polyvision import kernels
 
 BACKENDS = ["cpp", "reference"]
 
@@ -103,36 +103,6 @@ def test_gradients_of_first_and_second_order(backend):
             assert torch.autograd.gradgradcheck(function, inputs)
 
 
-@pytest.mark.parametrize("function", [F.poly_norm, F.poly_relu])
-def test_compile_without_breaks_or_recompilation(function):
-    torch._dynamo.reset()
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
-    x, weight, bias, _ = operands()
-    assert_equal(
-        value_and_gradients(compiled, x, weight, bias),
-        value_and_gradients(function, x, weight, bias),
-    )
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for rows in (3, 7, 64):
-            x = torch.randn(rows, 16, requires_grad=True)
-            assert torch.equal(compiled(x, weight, bias), function(x, weight, bias))
-
-
-def test_compile_takes_the_formula_where_there_is_no_kernel():
-    torch._dynamo.reset()
-    graphs = []
-
-    def keep(graph, _):
-        graphs.append(graph)
-        return graph
-
-    x, weight, bias, _ = operands()
-    with kernels.use_backend("reference"):
-        torch.compile(F.poly_norm, fullgraph=True, backend=keep)(x, weight, bias)
-    assert "rsqrt" in graphs[0].code
-    assert "polyvision" not in graphs[0].code
-
-
 def test_function_transforms():
     x, weight, bias, _ = (v.detach() for v in operands(torch.double))
 
@@ -179,19 +149,3 @@ def test_vmap_of_the_library_operations():
     own = torch.vmap(backward, in_dims=(1, 0))(stack, weights)
     loop = [backward(*v) for v in zip(stack.unbind(1), weights, strict=True)]
     assert_equal(own, [torch.stack(gradients) for gradients in zip(*loop, strict=True)])
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_export_holds_plain_operations_only(strict):
-    module, x = PolyNorm(), torch.randn(4, 16)
-    rows = torch.export.Dim("rows", min=2)
-    program = torch.export.export(module, (x,), dynamic_shapes=({0: rows},), strict=strict)
-    assert "polyvision" not in program.graph_module.code
-    other = torch.randn(9, 16)
-    torch.testing.assert_close(program.module()(other), module(other))
-
-
-def test_trace_holds_plain_operations_only():
-    module, x = PolyNorm(), torch.randn(4, 16)
-    traced = torch.jit.trace(module, x)
-    torch.testing.assert_close(traced(2 * x), module(2 * x))

@@ -25,14 +25,16 @@ def test_one_compile_serves_every_number_of_rows():
     )
     assert run.returncode == 0, run.stderr[-3000:]
     compiled, hints = json.loads(run.stdout)
+    # One for each layout; dense PolyReLU has one for rows and channels_last together.
     assert compiled == {
-        "poly_norm_forward": 1,
-        "poly_norm_backward": 1,
-        "poly_relu_forward": 1,
-        "poly_relu_backward": 1,
+        "poly_norm_forward": 4,
+        "poly_norm_backward": 4,
+        "poly_relu_forward": 3,
+        "poly_relu_backward": 3,
+        "sum_groups": 1,
     }
     # Pointers, sizes and strides are known to be multiples of 16: that makes loads wide.
-    assert all(h.count("D") >= 7 for h in hints.values()), hints
+    assert all(h.count("D") >= 7 for name, h in hints.items() if name != "sum_groups"), hints
 
 
 def main() -> None:
@@ -59,13 +61,21 @@ def main() -> None:
     driver.set_active(Driver())
     JITFunction.__getitem__ = compile_only
     weight, bias = torch.ones(3), torch.ones(1)
+
+    def run(x, dim, weight=weight, bias=bias, slope=None, group=None):
+        _, stats = kernels.poly_norm_forward(x, weight, bias, 1e-6, dim, None, group)
+        kernels.poly_norm_backward(x, x, stats, weight, bias, 1e-6, dim, None, group)
+        kernels.poly_relu_forward(x, weight, bias, slope, None, group)
+        kernels.poly_relu_backward(x, x, weight, bias, slope, None, group)
+
+    bf16, slopes = torch.bfloat16, torch.ones(64)
     for rows in (1, 2, 3, 16, 17, 33, 64, 1000):
-        x = torch.zeros(rows, 64, dtype=torch.bfloat16)
-        _, stats = kernels.poly_norm_forward(x, weight, bias, 1e-6, -1)
-        kernels.poly_norm_backward(x, x, stats, weight, bias, 1e-6, -1)
-        kernels.poly_relu_forward(x, weight, bias)
-        kernels.poly_relu_backward(x, x, weight, bias)
-    launched = (norm.poly_norm_forward, norm.poly_norm_backward)
+        run(torch.zeros(rows, 64, dtype=bf16), -1)
+        run(torch.zeros(rows, 32768, dtype=bf16), -1)  # in chunks
+        run(torch.zeros(rows, 64, 4, 4, dtype=bf16), 1, slope=slopes)  # NCHW
+        group = torch.zeros(rows, dtype=torch.int64)
+        run(torch.zeros(rows, 64, dtype=bf16), -1, torch.ones(5, 3), torch.ones(5, 1), group=group)
+    launched = (norm.poly_norm_forward, norm.poly_norm_backward, norm.sum_groups)
     launched += (relu.poly_relu_forward, relu.poly_relu_backward)
     caches = {kernel.__name__: kernel.device_caches[0][0] for kernel in launched}
     hints = {name: str(next(iter(cache))) for name, cache in caches.items()}
