@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from kernel_oracles import BIAS, WEIGHT
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.utils import run_and_get_code
 
 from polyvision import PolyNorm, kernels
@@ -33,7 +34,7 @@ def assert_equal(results, others):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("function", [F.poly_norm, F.poly_relu_norm, F.poly_relu])
 def test_one_graph_serves_every_number_of_rows(function, dtype):
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(function, fullgraph=True, backend=counter)
     for rows in (5, 3, 7, 64, 2):  # the first number is taken as fixed, the second is not
         inputs = operands(rows, dtype)
