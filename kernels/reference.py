@@ -37,13 +37,13 @@ def coefficient(
 
 
 def row_scale(v: Tensor, dim: int) -> Tensor:
-    """Return a power of two within a factor of two of each row's maximum, at least 1.
+    """Return a power of two near each row's maximum, at least 1.
 
     Dividing by it is exact and keeps x^(2i) from overflowing. Smaller rows need no scaling, since
     eps bounds the root. An inf or nan in the row must reach the formula, not the scale.
 
-    ``frexp`` would give the exponent exactly, but has no counterpart in ONNX; that the logarithm
-    may round over an integer is what the factor of two allows for.
+    ``frexp`` would give the exponent exactly, but has no counterpart in ONNX. The logarithm may
+    round over an integer, which does no harm: the scaled row stays below 4, its powers in range.
     """
     with torch.no_grad():
         peak = v.abs().nan_to_num(1.0, 1.0, 1.0).amax(dim, keepdim=True)

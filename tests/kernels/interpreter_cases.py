@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from polyvision.kernels import ops, use_backend
 from polyvision.kernels import triton as kernels
 from polyvision.kernels.triton import config, launch
 from triton_oracles import (
@@ -23,6 +24,8 @@ from triton_oracles import (
     guarded,
     norm_formula,
 )
+
+from polyvision import functional as F
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +70,9 @@ def small_tiles(monkeypatch):
 
 
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("size", [33, 64, 95, 129])
+@pytest.mark.parametrize(
+    "size", [33, 129, *(pytest.param(n, marks=pytest.mark.slow) for n in (64, 95))]
+)
 @pytest.mark.parametrize("rectify", [False, True])
 def test_norm_of_rows_in_chunks(size, rectify):
     x = guarded((3, size), FP32)
@@ -303,3 +308,31 @@ def test_it_is_available():
     assert kernels.available() == (True, "Triton's interpreter, because TRITON_INTERPRET=1")
     assert kernels.supports(torch.empty(0, dtype=BF16))
     assert not kernels.supports(torch.empty(0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+def test_opcheck(dtype):
+    x, mul = (torch.randn(5, 16).to(dtype).requires_grad_() for _ in range(2))
+    weight, slope = WEIGHT[:3].clone().requires_grad_(), torch.rand(1, requires_grad=True)
+    torch.library.opcheck(ops.norm, (x, weight, BIAS, 1e-6, -1, mul, None, True, "triton"))
+    rows, weights = torch.randint(0, 2, (16,)), torch.stack([weight.detach(), -weight.detach()])
+    torch.library.opcheck(ops.norm, (x, weights, None, 1e-6, 0, None, rows, False, "triton"))
+    torch.library.opcheck(ops.relu, (x, weight, BIAS, slope, mul, None, "triton"))
+
+
+def test_all_ways_give_the_same_bits():
+    """Eager calls, the library's operations, and the compiled program."""
+    x = torch.randn(5, 16, requires_grad=True)
+    weight, bias = WEIGHT[:3].clone().requires_grad_(), BIAS.clone().requires_grad_()
+
+    def library(x, weight, bias):
+        return ops.norm(x, weight, bias, 1e-6, -1, None, None, False, "triton")[0]
+
+    results = []
+    with use_backend("triton"):
+        compiled = torch.compile(F.poly_norm, fullgraph=True, backend="aot_eager")
+        for function in (F.poly_norm, library, compiled):
+            y = function(x, weight, bias)
+            results.append([y, *torch.autograd.grad(y.square().sum(), (x, weight, bias))])
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))

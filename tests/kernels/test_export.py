@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from polyvision.kernels.reference import row_scale
 
 from polyvision import PolyCom, PolyNorm, PolyNorm2d, PolyPReLU, PolyReLU, PolyReLUNorm
 
@@ -65,3 +66,18 @@ def test_onnx_computes_the_same(make, shape):
         x = torch.randn(7, *shape[1:]) * scale
         (y,) = run.run(None, {name: x.numpy()})
         torch.testing.assert_close(torch.from_numpy(y), module(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_rows_are_scaled_by_powers_of_two_near_their_maximum(dtype):
+    """Also where the logarithm rounds over an integer, and at the largest numbers."""
+    exponents = torch.arange(128 if dtype == torch.float32 else 1024)
+    powers = torch.ldexp(torch.ones_like(exponents, dtype=dtype), exponents)
+    below, above = powers.nextafter(powers / 2), powers.nextafter(2 * powers)
+    peak = torch.cat([powers, below, above, torch.tensor([torch.finfo(dtype).max], dtype=dtype)])
+    scale = row_scale(torch.stack([peak, -peak / 3], 1), 1)[:, 0]
+    assert (torch.frexp(scale).mantissa == 0.5).all()
+    ratio = peak / scale
+    assert bool(((ratio >= 0.5) & (ratio < 4)).all())
+    small = row_scale(torch.tensor([[0.3, -1e-30], [0.0, 0.0]], dtype=dtype), 1)
+    assert (small == 1).all()
