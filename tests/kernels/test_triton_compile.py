@@ -177,12 +177,11 @@ def cases() -> Iterator[Any]:
         for size in sizes[name]
         if not (group and size[0] == 1)  # rows with a group are never taken as one channel
     ]
-    rectified = [
-        Case(f"norm {way}", *size, dtype, target, order, mul, rectify=True)
-        for way in ("forward", "backward")
+    rectified = [  # backward only, which holds more
+        Case("norm backward", *size, dtype, target, order, mul, rectify=True)
         for dtype in ("bf16", "fp32")
         for target in ("sm_80", "sm_90")
-        for order in (1, 3, 4, 8)
+        for order in (3, 8)
         for mul in (False, True)
         for size in (*NORM_SIZES, (8192, 1), (128, 784))
     ]
