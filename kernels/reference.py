@@ -37,15 +37,18 @@ def coefficient(
 
 
 def row_scale(v: Tensor, dim: int) -> Tensor:
-    """Return the power of two at most each row's maximum, at least 1.
+    """Return a power of two near each row's maximum, at least 1.
 
     Dividing by it is exact and keeps x^(2i) from overflowing. Smaller rows need no scaling, since
     eps bounds the root. An inf or nan in the row must reach the formula, not the scale.
+
+    ``frexp`` would give the exponent exactly, but has no counterpart in ONNX. The logarithm may
+    round over an integer, which does no harm: the scaled row stays below 4, its powers in range.
     """
     with torch.no_grad():
-        peak = v.abs().nan_to_num(1.0, 1.0, 1.0).amax(dim, keepdim=True).clamp_min(1.0)
-        mantissa, exponent = torch.frexp(peak)
-        return torch.ldexp(torch.ones_like(mantissa), exponent - 1)
+        peak = v.abs().nan_to_num(1.0, 1.0, 1.0).amax(dim, keepdim=True)
+        exponent = peak.clamp_min(1.0).log2().floor()
+        return exponent.clamp(0.0, 126.0 if v.dtype == torch.float32 else 1022.0).exp2()
 
 
 def _finish(

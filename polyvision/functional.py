@@ -163,7 +163,8 @@ def polycom(
         x: floating-point tensor of any shape.
         weight: coefficients of the powers 1 ... r, shape ``(r,)`` with r from 1 to 8.
         bias: constant term, shape ``(1,)``; None for none.
-        rho: the base, a function or module of one tensor; a module's parameters get gradients.
+        rho: the base, a function or module of one tensor; a module's parameters get gradients,
+            tensors that a function refers to do not.
         kind: "I" or "II".
 
     Returns:
@@ -179,6 +180,8 @@ def polycom(
     _check_input("polycom", x, weight, bias, -1, None, None)
     if kind not in ("I", "II"):
         raise PolyvisionError(f"polycom: kind must be 'I' or 'II', got {kind!r}")
+    if not callable(rho):
+        raise PolyvisionError(f"polycom: rho must be a function of one tensor, got {rho!r}")
     return kernels.polycom(x, weight, bias, rho, kind)
 
 

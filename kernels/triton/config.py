@@ -37,17 +37,18 @@ def _power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def norm_tile(size: int, inner: int, itemsize: int, order: int, gated: bool) -> Tile:
+def norm_tile(size: int, inner: int, itemsize: int, order: int, gated: bool, rectify: bool) -> Tile:
     """Return the tile of the PolyNorm kernels for rows of ``size``, ``inner`` of them abreast.
 
     Longer rows are read in chunks; what counts as long follows what a thread must hold in backward:
-    x and dy, the factor of the gated form, and per row coefficients and statistics of every power.
+    x and dy, the factor of the gated form, the choice of a rectified base, and per row coefficients
+    and statistics of every power.
     """
     features = _power_of_two(size)
     high = order > _LOW_ORDER
     if inner == 1:
         heavy = itemsize > 2 or gated
-        longest, chunk = _LONGEST >> (heavy + high), _CHUNK >> high
+        longest, chunk = _LONGEST >> (heavy + high + rectify), _CHUNK >> (high + rectify)
         features = min(features, chunk) if size > longest else features
         rows, most = max(_SHORT // features, 1), 512
     else:

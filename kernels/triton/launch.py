@@ -72,7 +72,7 @@ def poly_norm_forward(
     stats = None
     if save_stats:
         stats = torch.empty((order, layout.rows), dtype=torch.float32, device=x.device)
-    tile = norm_tile(layout.size, layout.inner, x.element_size(), order, mul is not None)
+    tile = norm_tile(layout.size, layout.inner, x.element_size(), order, mul is not None, rectify)
     with _device(x):
         norm.poly_norm_forward[(_tiles(layout, tile),)](
             x,
@@ -132,7 +132,7 @@ def poly_norm_backward(
     if group is not None:
         group = rows_to_storage(group, x, layout)
     order = weight.shape[-1]
-    tile = norm_tile(layout.size, layout.inner, x.element_size(), order, mul is not None)
+    tile = norm_tile(layout.size, layout.inner, x.element_size(), order, mul is not None, rectify)
     grid = min(_tiles(layout, tile), programs(x.device))
     partials = moments = None
     if needs[1] or needs[2]:

@@ -7,7 +7,9 @@ backward pass needs the input. Bad values raise ``ValueError``, since timm retri
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -292,14 +294,17 @@ class PolyPReLU(_Polynomial):
     formula="sum_i w_i rho(x)^i + b, or rho(x^i)",
 )
 class PolyCom(_Polynomial):
-    """Polynomial composition with any registered activation as its base, equation 1 of the paper.
+    """Polynomial composition with any base function, equation 1 of the paper.
 
     Composed from torch operations, slower than the fused members of the family; it keeps only its
     input for the backward pass.
 
     Args:
         inplace: accepted and ignored.
-        rho: the base: name of a registered pointwise activation.
+        rho: the base: name of a registered pointwise activation, or (in Python only) a function or
+            module of one tensor, deterministic, such as ``torch.tanh``. A module's parameters are
+            learned; ``device`` and ``dtype`` leave it as it is. To pickle a PolyCom, its function
+            must be one that can be imported.
         kind: "I" for powers of rho(x), "II" for rho of the powers.
         order: highest power r, 1 to 8.
         bias: learn a constant term.
@@ -307,18 +312,21 @@ class PolyCom(_Polynomial):
         dtype: dtype of the coefficients.
 
     Raises:
-        ValueError: a value is out of range, or there is no such activation.
+        ValueError: a value is out of range, there is no such activation, or ``rho`` is neither a
+            name nor a function.
 
     Example:
         >>> PolyCom(rho="relu2", order=1)(torch.tensor([-1.0, 3.0])).tolist()
         [0.0, 9.0]
+        >>> PolyCom(rho=torch.square, kind="II", order=1)(torch.tensor([-3.0])).tolist()
+        [9.0]
     """
 
     def __init__(
         self,
         inplace: bool = False,
         *,
-        rho: str = "silu",
+        rho: str | Callable[[Tensor], Tensor] = "silu",
         kind: str = "I",
         order: int = 3,
         bias: bool = True,
@@ -328,11 +336,8 @@ class PolyCom(_Polynomial):
         super().__init__(order, bias, device, dtype)
         if kind not in ("I", "II"):
             raise PolyvisionError(f"PolyCom: kind must be 'I' or 'II', got {kind!r}")
-        bases = activation_names("pointwise")
-        if rho not in bases:
-            raise unknown("base (rho) of PolyCom", rho, bases)
         self.kind = kind
-        self.rho = create_activation(rho).to(device=device, dtype=dtype)
+        self.rho = _base(rho, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the activation to ``x``."""
@@ -340,6 +345,35 @@ class PolyCom(_Polynomial):
 
     def extra_repr(self) -> str:
         """Show the settings that the function depends on."""
-        return f"kind={self.kind!r}, order={self.order}" + (
+        rho = "" if isinstance(self.rho, nn.Module) else f"rho={_name(self.rho)}, "
+        return f"{rho}kind={self.kind!r}, order={self.order}" + (
             "" if self.bias is not None else ", bias=False"
         )
+
+
+def _name(function: Callable[[Tensor], Tensor]) -> str:
+    return getattr(function, "__name__", None) or repr(function)
+
+
+def _base(
+    rho: str | Callable[[Tensor], Tensor],
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+) -> Callable[[Tensor], Tensor]:
+    """Return the function that ``rho`` names or is."""
+    bases = activation_names("pointwise")
+    if isinstance(rho, str):
+        if rho not in bases:
+            raise unknown("base (rho) of PolyCom", rho, bases)
+        return create_activation(rho).to(device=device, dtype=dtype)
+    if inspect.isclass(rho):
+        raise PolyvisionError(
+            f"PolyCom: rho must be a function or module, got the class {rho.__name__}; "
+            f"pass an instance: rho={rho.__name__}()"
+        )
+    if not callable(rho):
+        raise PolyvisionError(
+            f"PolyCom: rho must be a function or module of one tensor, or one of "
+            f"{', '.join(bases)}, got {rho!r}"
+        )
+    return rho

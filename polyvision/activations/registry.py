@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import types
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from torch import nn
 
@@ -97,8 +98,16 @@ def _options_of(name: str, factory: Callable[..., nn.Module]) -> type[Any]:
                 f"activation {name!r}: keyword {keyword!r} needs a type annotation and a default, "
                 f"since act.{keyword}= in a configuration is made from them"
             )
-        fields.append((keyword, hints[keyword], dataclasses.field(default=parameter.default)))
+        hint = _configurable(hints[keyword])
+        fields.append((keyword, hint, dataclasses.field(default=parameter.default)))
     return dataclasses.make_dataclass(f"{name}_options", fields, frozen=True)
+
+
+def _configurable(hint: Any) -> Any:
+    """Return a type without the functions in it, which only a program can pass."""
+    if get_origin(hint) not in (Union, types.UnionType):
+        return hint
+    return Union[tuple(h for h in get_args(hint) if get_origin(h) is not Callable)]  # noqa: UP007
 
 
 def activation_names(*kinds: Kind) -> list[str]:

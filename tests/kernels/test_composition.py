@@ -8,6 +8,7 @@ import pickle
 import threading
 
 import pytest
+import timm
 import torch
 from kernel_oracles import BIAS, WEIGHT, norm_formula
 from torch.nn.functional import linear
@@ -128,20 +129,59 @@ def test_copies_and_files(make):
         assert torch.equal(other(x), module(x))
 
 
-def test_threads_of_the_user():
-    x, module, results = torch.randn(50, 300), PolyNorm(), []
-    expected = module(x)
+@pytest.mark.parametrize("foreach", [False, True])
+def test_moving_average_of_timm(foreach):
+    module = torch.nn.Sequential(torch.nn.Linear(4, 8), PolyNorm())
+    average = timm.utils.ModelEmaV3(module, decay=0.75, foreach=foreach)
+    expected = [p.detach().clone() for p in module.parameters()]
+    for _ in range(3):
+        with torch.no_grad():
+            for p in module.parameters():
+                p.add_(torch.randn_like(p))
+        average.update(module)
+        expected = [0.75 * e + 0.25 * p for e, p in zip(expected, module.parameters(), strict=True)]
+    torch.testing.assert_close(list(average.module.parameters()), expected)
+    assert average.module[1].weight.unique().numel() == 3
 
-    def work():
-        results.extend(module(x) for _ in range(20))
 
-    workers = [threading.Thread(target=work) for _ in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert len(results) == 80
-    assert all(torch.equal(result, expected) for result in results)
+@pytest.mark.parametrize("make", [PolyNorm, PolyNorm2d, PolyPReLU, PolyCom])
+def test_meta_device_then_real_values(make):
+    with torch.device("meta"):
+        module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), make())
+        assert module(torch.empty(2, 3, 5, 5)).shape == (2, 4, 5, 5)
+    module.to_empty(device="cpu")
+    for part in module.modules():
+        if hasattr(part, "reset_parameters"):
+            part.reset_parameters()
+    fresh = make()
+    for name, value in module[1].state_dict().items():
+        assert torch.equal(value, fresh.state_dict()[name])
+
+
+@pytest.mark.parametrize("backend", ["cpp", "reference"])
+def test_threads_of_the_user(backend):
+    xs = [torch.randn(50, 300) for _ in range(4)]
+    module, results = PolyNorm(), {}
+
+    def gradients(x):
+        x = x.clone().requires_grad_()
+        y = module(x)
+        return [y.detach(), *torch.autograd.grad(y.square().sum(), (x, *module.parameters()))]
+
+    def work(i):
+        results[i] = [gradients(xs[i]) for _ in range(10)]
+
+    with kernels.use_backend(backend):
+        expected = [gradients(x) for x in xs]
+        workers = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    for i, exact in enumerate(expected):
+        assert len(results[i]) == 10
+        for found in results[i]:
+            assert all(torch.equal(a, b) for a, b in zip(found, exact, strict=True))
 
 
 @pytest.mark.parametrize("rho", ["relu", "silu", "polyprelu"])

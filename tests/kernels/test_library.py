@@ -1,4 +1,4 @@
-"""The operations under autograd, the compiler, function transforms and exports."""
+"""The operations under autograd, dispatch modes and function transforms."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 from kernel_oracles import BIAS, WEIGHT, norm_formula, relu_formula
 from polyvision.kernels import ops
 
-from polyvision import PolyNorm, kernels
 from polyvision import functional as F
+from polyvision import kernels
 
 BACKENDS = ["cpp", "reference"]
 
@@ -64,24 +64,33 @@ def test_eager_and_library_ways_agree_bit_by_bit(backend):
             assert_equal(ours, value_and_gradients(library, x, weight, bias, mul))
 
 
-def test_dispatch_modes_see_one_operation_and_no_copy():
-    class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
-        def __init__(self):
-            super().__init__()
-            self.seen = []
+class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
 
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.seen.append(str(func))
-            return func(*args, **(kwargs or {}))
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
 
-    x = torch.randn(2, 8, 4, 4).to(memory_format=torch.channels_last).requires_grad_()
-    with Recorder() as recorder:
-        y = F.poly_norm(x, WEIGHT[:3], BIAS, dim=1)
-        y.backward(torch.ones_like(y))
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_dispatch_modes_see_one_operation_and_no_copy(dtype, autocast):
+    x = torch.randn(2, 8, 4, 4).to(dtype, memory_format=torch.channels_last).requires_grad_()
+    weight, bias = WEIGHT[:3].clone().requires_grad_(), BIAS.clone().requires_grad_()
+    with Recorder() as recorder, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        y = F.poly_norm(x, weight, bias, dim=1)
+        z = F.poly_relu(x, weight, bias)
+        torch.autograd.backward((y, z), (torch.ones_like(y), torch.ones_like(z)))
+    assert y.dtype == z.dtype == x.grad.dtype == dtype
+    assert weight.grad.dtype == torch.float32
     assert y.is_contiguous(memory_format=torch.channels_last)
-    assert [s for s in recorder.seen if "polyvision" in s] == [
+    assert sorted(s for s in recorder.seen if "polyvision" in s) == [
         "polyvision.poly_norm.default",
         "polyvision.poly_norm_backward.default",
+        "polyvision.poly_relu.default",
+        "polyvision.poly_relu_backward.default",
     ]
     assert not [s for s in recorder.seen if "clone" in s or "contiguous" in s or "copy" in s]
 
@@ -91,46 +100,19 @@ def test_gradients_of_first_and_second_order(backend):
     x, mul = leaves((2, 3, 4), (2, 3, 4), dtype=torch.double)
     weight, bias = (v.double().requires_grad_() for v in (WEIGHT[:3], BIAS))
     slope = torch.tensor([0.3], dtype=torch.double, requires_grad=True)
+    weights, group = leaves((4, 2), dtype=torch.double)[0], torch.tensor([[3, 0, 0], [1, 3, 1]])
     cases = [
         (lambda x, w, b, m: F.poly_norm(x, w, b, dim=1, mul=m), (x, weight, bias, mul)),
         (lambda x, w, b: F.poly_relu_norm(x, w, b), (x, weight, bias)),
         (lambda x, w, b, s, m: F.poly_relu(x, w, b, slope=s, mul=m), (x, weight, bias, slope, mul)),
         (lambda x, w, b: F.polycom(x, w, b, rho=torch.tanh, kind="II"), (x, weight, bias)),
+        (lambda x, w: F.poly_norm(x, w, group=group), (x, weights)),
+        (lambda x, w, m: F.poly_relu(x, w, mul=m, group=group), (x, weights, mul)),
     ]
     with kernels.use_backend(backend):
         for function, inputs in cases:
             assert torch.autograd.gradcheck(function, inputs)
             assert torch.autograd.gradgradcheck(function, inputs)
-
-
-@pytest.mark.parametrize("function", [F.poly_norm, F.poly_relu])
-def test_compile_without_breaks_or_recompilation(function):
-    torch._dynamo.reset()
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
-    x, weight, bias, _ = operands()
-    assert_equal(
-        value_and_gradients(compiled, x, weight, bias),
-        value_and_gradients(function, x, weight, bias),
-    )
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for rows in (3, 7, 64):
-            x = torch.randn(rows, 16, requires_grad=True)
-            assert torch.equal(compiled(x, weight, bias), function(x, weight, bias))
-
-
-def test_compile_takes_the_formula_where_there_is_no_kernel():
-    torch._dynamo.reset()
-    graphs = []
-
-    def keep(graph, _):
-        graphs.append(graph)
-        return graph
-
-    x, weight, bias, _ = operands()
-    with kernels.use_backend("reference"):
-        torch.compile(F.poly_norm, fullgraph=True, backend=keep)(x, weight, bias)
-    assert "rsqrt" in graphs[0].code
-    assert "polyvision" not in graphs[0].code
 
 
 def test_function_transforms():
@@ -179,19 +161,3 @@ def test_vmap_of_the_library_operations():
     own = torch.vmap(backward, in_dims=(1, 0))(stack, weights)
     loop = [backward(*v) for v in zip(stack.unbind(1), weights, strict=True)]
     assert_equal(own, [torch.stack(gradients) for gradients in zip(*loop, strict=True)])
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_export_holds_plain_operations_only(strict):
-    module, x = PolyNorm(), torch.randn(4, 16)
-    rows = torch.export.Dim("rows", min=2)
-    program = torch.export.export(module, (x,), dynamic_shapes=({0: rows},), strict=strict)
-    assert "polyvision" not in program.graph_module.code
-    other = torch.randn(9, 16)
-    torch.testing.assert_close(program.module()(other), module(other))
-
-
-def test_trace_holds_plain_operations_only():
-    module, x = PolyNorm(), torch.randn(4, 16)
-    traced = torch.jit.trace(module, x)
-    torch.testing.assert_close(traced(2 * x), module(2 * x))

@@ -84,6 +84,9 @@ def test_mistakes_name_the_choices(monkeypatch):
         pytest.raises(ValueError, match=r"use_backend.*'cpp' cannot compute on 'meta'"),
     ):
         F.poly_norm(torch.empty(2, 3, device="meta"), torch.ones(3))
+    monkeypatch.setenv("POLYVISION_BACKEND", "triton")
+    with pytest.raises(ValueError, match=r"POLYVISION_BACKEND.*'triton' cannot compute on 'cpu'"):
+        F.poly_norm(torch.ones(2, 3), torch.ones(3))
     monkeypatch.setenv("POLYVISION_BACKEND", "c++")
     with pytest.raises(ValueError, match=r"POLYVISION_BACKEND.*'c\+\+'.*cpp, reference, triton"):
         F.poly_norm(torch.ones(2, 3), torch.ones(3))

@@ -22,7 +22,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("nothing is compiled in the interpreter", allow_module_level=True)
 
 from polyvision.kernels import triton as kernels  # noqa: E402
-from polyvision.kernels.triton import norm, relu  # noqa: E402
+from polyvision.kernels.triton import norm, relu, sums  # noqa: E402
 from polyvision.kernels.triton.config import Tile, norm_tile, relu_tile  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
@@ -49,19 +49,19 @@ class Case(NamedTuple):
     order: int = 3
     mul: bool = False
     group: bool = False
+    rectify: bool = False
 
     def __str__(self) -> str:
         names = (f"{self.size}x{self.inner}", self.dtype, self.target, f"r{self.order}")
-        extra = ("mul",) * self.mul + ("group",) * self.group
+        extra = ("mul",) * self.mul + ("group",) * self.group + ("rectify",) * self.rectify
         return "-".join((self.kernel, *names, *extra))
 
     @property
     def tile(self) -> Tile:
         if self.kernel.startswith("relu"):
             return relu_tile(self.size, self.inner)
-        return norm_tile(
-            self.size, self.inner, 4 if self.dtype == "fp32" else 2, self.order, self.mul
-        )
+        itemsize = 4 if self.dtype == "fp32" else 2
+        return norm_tile(self.size, self.inner, itemsize, self.order, self.mul, self.rectify)
 
     def arguments(self) -> dict[str, Any]:
         """Types of run-time arguments, values of compile-time ones."""
@@ -81,7 +81,7 @@ class Case(NamedTuple):
             "slope_partials": "*fp32" if self.inner == 3136 else None,
             "eps": "fp32",
             "ORDER": self.order,
-            "RECTIFY": False,
+            "RECTIFY": self.rectify,
             "STRIDED": self.inner > 1,
             "LOOPED": tile.looped,
             "BLOCK_M": tile.rows,
@@ -98,21 +98,24 @@ class Case(NamedTuple):
             "relu forward": relu.poly_relu_forward,
             "relu backward": relu.poly_relu_backward,
         }[self.kernel]
-        values = self.arguments()
-        signature, constants, hints = {}, {}, {}
-        for i, name in enumerate(fn.arg_names):
-            value = values[name]
-            if isinstance(value, str):
-                signature[name] = value
-                if name not in ("outer", "eps"):
-                    hints[(i,)] = [["tt.divisibility", 16]]
-            else:
-                signature[name] = "constexpr"
-                constants[name] = value
-        target = TARGETS[self.target]
-        warps = self.tile.threads // target.warp_size
-        source = ASTSource(fn, signature, constants, hints)
-        return triton.compile(source, target=target, options={"num_warps": warps})
+        return compile_kernel(fn, self.arguments(), self.target, self.tile.threads)
+
+
+def compile_kernel(fn: Any, values: dict[str, Any], target: str, threads: int) -> Any:
+    """Compile ahead of time: texts are types of run-time arguments, the rest are constants."""
+    signature, constants, hints = {}, {}, {}
+    for i, name in enumerate(fn.arg_names):
+        value = values[name]
+        if isinstance(value, str):
+            signature[name] = value
+            if name not in ("outer", "eps", "rows", "groups"):
+                hints[(i,)] = [["tt.divisibility", 16]]
+        else:
+            signature[name] = "constexpr"
+            constants[name] = value
+    warps = threads // TARGETS[target].warp_size
+    source = ASTSource(fn, signature, constants, hints)
+    return triton.compile(source, target=TARGETS[target], options={"num_warps": warps})
 
 
 class Report(NamedTuple):
@@ -125,10 +128,9 @@ class Report(NamedTuple):
     vectors: int
 
 
-def report(case: Case, tmp_path: Path) -> Report:
-    compiled = case.compile()
+def report(compiled: Any, tmp_path: Path) -> Report:
     shared = compiled.metadata.shared
-    if case.target == "gfx942":
+    if compiled.metadata.target.backend == "hip":
         text = compiled.asm["amdgcn"]
         registers = int(re.search(r"\.vgpr_count:\s+(\d+)", text)[1])
         spills = int(re.search(r"\.vgpr_spill_count:\s+(\d+)", text)[1])
@@ -165,21 +167,34 @@ def cases() -> Iterator[Any]:
         for way in ("forward", "backward")
         for size in sizes[name]
     ]
-    gated = [
-        Case(f"norm {way}", *size, mul=True, group=group)
+    operands = [
+        Case(f"{name} {way}", *size, dtype, target, mul=True, group=group)
+        for name in sizes
         for way in ("forward", "backward")
+        for dtype in ("bf16", "fp32")
+        for target in TARGETS
         for group in (False, True)
-        for size in NORM_SIZES
+        for size in sizes[name]
+        if not (group and size[0] == 1)  # rows with a group are never taken as one channel
+    ]
+    rectified = [  # backward only, which holds more
+        Case("norm backward", *size, dtype, target, order, mul, rectify=True)
+        for dtype in ("bf16", "fp32")
+        for target in ("sm_80", "sm_90")
+        for order in (3, 8)
+        for mul in (False, True)
+        for size in (*NORM_SIZES, (8192, 1), (128, 784))
     ]
     orders = [
-        Case(f"norm {way}", *size, dtype, order=order, mul=mul)
+        Case(f"{name} {way}", *size, dtype, order=order, mul=mul)
+        for name in sizes
         for way in ("forward", "backward")
         for dtype in ("bf16", "fp32")
         for order in (4, 8)
         for mul in (False, True)
-        for size in (*NORM_SIZES, (8192, 1), (128, 784))
+        for size in (*sizes[name], *((8192, 1), (128, 784))[: 2 * (name == "norm")])
     ]
-    slow = [c for c in dict.fromkeys(everything + gated + orders) if c not in quick]
+    slow = [c for c in dict.fromkeys(everything + operands + rectified + orders) if c not in quick]
     yield from (pytest.param(c, id=str(c)) for c in quick)
     yield from (pytest.param(c, id=str(c), marks=pytest.mark.slow) for c in slow)
 
@@ -193,7 +208,7 @@ def table() -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("case", list(cases()))
 def test_compiled_kernel(case: Case, tmp_path: Path, table: list[str]):
-    found = report(case, tmp_path)
+    found = report(case.compile(), tmp_path)
     tile = case.tile
     table.append(
         f"{case!s:<50}{tile.rows:>5}x{tile.features:<5}{tile.threads:>7}"
@@ -213,7 +228,17 @@ def test_rounding_and_offsets():
 
 @pytest.mark.parametrize("order", [1, 2, 4, 8])
 def test_every_order_compiles(order: int, tmp_path: Path):
-    found = report(Case("norm backward", 512, 1, order=order), tmp_path)
+    found = report(Case("norm backward", 512, 1, order=order).compile(), tmp_path)
+    assert (found.spills, found.fp64) == (0, 0)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("columns", [1, 4, 9])
+def test_sums_of_groups(target: str, columns: int, tmp_path: Path):
+    values = dict.fromkeys(("row_moments", "partials"), "*fp32") | {"group": "*i64"}
+    values |= {"rows": "i32", "groups": "i32", "COUNT": columns, "BLOCK": sums._GROUP_BLOCK}
+    compiled = compile_kernel(norm.sum_groups, values, target, sums._GROUP_THREADS)
+    found = report(compiled, tmp_path)
     assert (found.spills, found.fp64) == (0, 0)
 
 

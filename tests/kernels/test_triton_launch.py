@@ -18,11 +18,14 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
 
-def test_one_compile_serves_every_number_of_rows():
+@pytest.mark.parametrize(
+    "layout",
+    ["rows", *(pytest.param(n, marks=pytest.mark.slow) for n in ("chunks", "channels", "groups"))],
+)
+def test_one_compile_serves_every_number_of_rows(layout):
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    run = subprocess.run(
-        [sys.executable, __file__], env=environment, capture_output=True, text=True
-    )
+    command = [sys.executable, __file__, layout]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
     compiled, hints = json.loads(run.stdout)
     assert compiled == {
@@ -30,12 +33,13 @@ def test_one_compile_serves_every_number_of_rows():
         "poly_norm_backward": 1,
         "poly_relu_forward": 1,
         "poly_relu_backward": 1,
+        "sum_groups": int(layout == "groups"),
     }
     # Pointers, sizes and strides are known to be multiples of 16: that makes loads wide.
-    assert all(h.count("D") >= 7 for h in hints.values()), hints
+    assert all(h.count("D") >= 7 for name, h in hints.items() if name != "sum_groups"), hints
 
 
-def main() -> None:
+def main(layout: str) -> None:
     import torch
     from polyvision.kernels import triton as kernels
     from polyvision.kernels.triton import norm, relu
@@ -59,18 +63,30 @@ def main() -> None:
     driver.set_active(Driver())
     JITFunction.__getitem__ = compile_only
     weight, bias = torch.ones(3), torch.ones(1)
+
+    def run(x, dim, weight=weight, bias=bias, slope=None, group=None):
+        _, stats = kernels.poly_norm_forward(x, weight, bias, 1e-6, dim, None, group)
+        kernels.poly_norm_backward(x, x, stats, weight, bias, 1e-6, dim, None, group)
+        kernels.poly_relu_forward(x, weight, bias, slope, None, group)
+        kernels.poly_relu_backward(x, x, weight, bias, slope, None, group)
+
     for rows in (1, 2, 3, 16, 17, 33, 64, 1000):
-        x = torch.zeros(rows, 64, dtype=torch.bfloat16)
-        _, stats = kernels.poly_norm_forward(x, weight, bias, 1e-6, -1)
-        kernels.poly_norm_backward(x, x, stats, weight, bias, 1e-6, -1)
-        kernels.poly_relu_forward(x, weight, bias)
-        kernels.poly_relu_backward(x, x, weight, bias)
-    launched = (norm.poly_norm_forward, norm.poly_norm_backward)
+        if layout == "channels":
+            run(torch.zeros(rows, 64, 4, 4, dtype=torch.bfloat16), 1, slope=torch.ones(64))
+            continue
+        size = 32768 if layout == "chunks" else 64
+        x = torch.zeros(rows, size, dtype=torch.bfloat16)
+        if layout == "groups":
+            group = torch.zeros(rows, dtype=torch.int64)
+            run(x, -1, torch.ones(5, 3), torch.ones(5, 1), group=group)
+        else:
+            run(x, -1)
+    launched = (norm.poly_norm_forward, norm.poly_norm_backward, norm.sum_groups)
     launched += (relu.poly_relu_forward, relu.poly_relu_backward)
     caches = {kernel.__name__: kernel.device_caches[0][0] for kernel in launched}
-    hints = {name: str(next(iter(cache))) for name, cache in caches.items()}
+    hints = {name: str(next(iter(cache), "")) for name, cache in caches.items()}
     print(json.dumps([{name: len(cache) for name, cache in caches.items()}, hints]))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])
