@@ -238,6 +238,14 @@ def plot(records: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
+def cpu_name() -> str:
+    """Return the model of the CPU, as far as the system tells."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
 def main() -> None:
     """Measure, print and write the results."""
     cuda = torch.cuda.is_available()
@@ -257,7 +265,7 @@ def main() -> None:
         parser.error(f"no site contains {options.sites!r}: {', '.join(map(str, sites(8)))}")
     environment = {
         "python": platform.python_version(),
-        "cpu": platform.processor() or platform.machine(),
+        "cpu": cpu_name(),
         "gpu": torch.cuda.get_device_name() if cuda else None,
         "kernels": kernels.describe().splitlines(),
         "repeats": options.repeats,

@@ -61,6 +61,7 @@ inline void fetch_next(const Strip<T>& s, int64_t j) {
 template <class C, bool Across, class Body>
 inline void for_vectors(int64_t n, Body body) {
   const int64_t whole = Across ? n : n / kLanes<C>;
+#pragma GCC unroll 4
   for (int64_t j = 0; j < whole; ++j) body(j, Whole{});
   if (!Across && n % kLanes<C>) body(whole, Head{n % kLanes<C>});
 }
@@ -81,6 +82,7 @@ inline void sum_rows(int64_t n, double (*total)[kRows<C, Across>], Term term) {
   for (int64_t start = 0, end = 0; end < whole || start == 0; start = end) {
     end = std::min(start + kChunk, whole);
     Vec<C> sum[K] = {};
+#pragma GCC unroll 4
     for (int64_t j = start; j < end; ++j) term(j, Whole{}, sum);
     if (!Across && end == whole && n % kLanes<C>) term(whole, Head{n % kLanes<C>}, sum);
     for (int k = 0; k < K; ++k) add_rows<Across, C>(sum[k], total[k]);
