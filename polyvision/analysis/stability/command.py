@@ -8,7 +8,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,16 +81,18 @@ def run(arguments: argparse.Namespace) -> str:
         ]
         results["maps"] = _compact(cells)
         sections += [threshold_section(), map_section(cells)]
-    studies: dict[str, tuple[Callable[[], list[Run]], Callable[[Sequence[Run]], Section]]] = {
-        "pairs": (lambda: run_pairs(range(arguments.seeds), device, progress), pair_section),
-        "grid": (lambda: run_grids(device, progress), grid_section),
-        "precisions": (lambda: run_precisions(device, progress), precision_section),
-    }
-    for part, (study, section) in studies.items():
-        if part in arguments.parts:
-            runs = study()
-            results[part] = [_record(one, curves=part == "pairs") for one in runs]
-            sections.append(section(runs))
+    if "pairs" in arguments.parts:
+        pairs = run_pairs(range(arguments.seeds), device, progress)
+        results["pairs"] = [_record(one, curves=True) for one in pairs]
+        sections.append(pair_section(pairs))
+    if "grid" in arguments.parts:
+        grids = run_grids(device, progress)
+        results["grid"] = [_record(one) for _, runs in grids for one in runs]
+        sections.append(grid_section(grids))
+    if "precisions" in arguments.parts:
+        precisions = run_precisions(device, progress)
+        results["precisions"] = [_record(one) for one in precisions]
+        sections.append(precision_section(precisions))
     _write(folder, results, sections)
     return f"report: {folder / 'report.html'} (also report.md, stability.json and the figures)"
 
@@ -134,10 +136,11 @@ def _compact(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def _record(run: Run, *, curves: bool) -> dict[str, Any]:
+def _record(run: Run, *, curves: bool = False) -> dict[str, Any]:
     """Turn a run into plain values; curves only where they are drawn."""
     record = dataclasses.asdict(run)
     record["last_loss"] = _short(run.last_loss)
+    record["lost"] = run.lost
     record["steps_begun"] = len(run.losses)
     for name in ("losses", "scales", "peaks"):
         values = record.pop(name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from polyvision.analysis.stability.datasets import book, digits
 from polyvision.analysis.stability.training import PRECISIONS, Batches, Recipe, Run, train
@@ -44,13 +45,13 @@ class Setting:
 
 # Unscaled initial weights, and for the residual MLP also smaller ones that fp32 can train from.
 SETTINGS: tuple[Setting, ...] = (
-    Setting("mlp", Recipe(lr=1e-3, steps=100)),
-    Setting("residual-mlp", Recipe(lr=1e-3, steps=100)),
-    Setting("residual-mlp", Recipe(lr=1e-3, steps=100, gain=0.35)),
+    Setting("mlp", Recipe(lr=1e-3, steps=60)),
+    Setting("residual-mlp", Recipe(lr=1e-3, steps=60)),
+    Setting("residual-mlp", Recipe(lr=1e-3, steps=60, gain=0.35)),
     Setting("resnet-no-bn", Recipe(lr=1e-3, steps=80, batch=16), "digits16"),
     Setting("resnet-frozen-bn", Recipe(lr=1e-3, steps=80, batch=16), "digits16"),
     Setting("resnet26-no-bn", Recipe(lr=1e-3, steps=80, batch=16), "digits16"),
-    Setting("resnet50-no-bn", Recipe(lr=1e-3, steps=80, batch=16), "digits16"),
+    Setting("resnet50-no-bn", Recipe(lr=1e-3, steps=40, batch=16), "digits16"),
     Setting("transformer", Recipe(lr=3e-3, steps=80, batch=16), "book"),
 )
 
@@ -70,20 +71,25 @@ class Grid:
     network: str
     axis: str
     values: tuple[float, ...]
-    base: Recipe = Recipe(lr=0.0, steps=100)
+    base: Recipe
     rates: tuple[float, ...] = (1e-4, 1e-3, 1e-2)
+
+    def recipe(self, lr: float, value: float) -> Recipe:
+        """Return the recipe of one point."""
+        changes: dict[str, Any] = {"lr": lr, self.axis: value}
+        return dataclasses.replace(self.base, **changes)
 
 
 _GAINS = (0.125, 0.25, 0.35, 0.5, 0.7, 1.0, 2.0)
 
 GRIDS: tuple[Grid, ...] = (
-    Grid("mlp", "gain", _GAINS),
-    Grid("residual-mlp", "gain", _GAINS),
+    Grid("mlp", "gain", _GAINS, Recipe(lr=0.0, steps=60)),
+    Grid("residual-mlp", "gain", _GAINS, Recipe(lr=0.0, steps=60)),
     Grid(
         "residual-mlp",
         "input_scale",
         (2.0**-12, 2.0**-6, 2.0**-3, 1.0, 2.0**3, 2.0**6, 2.0**12),
-        Recipe(lr=0.0, steps=100, gain=0.35),
+        Recipe(lr=0.0, steps=60, gain=0.35),
     ),
 )
 
@@ -110,20 +116,20 @@ def run_grids(
     device: str = "cpu",
     progress: Progress = lambda text: None,
     grids: Iterable[Grid] = GRIDS,
-) -> list[Run]:
+) -> list[tuple[Grid, list[Run]]]:
     """Train each activation at each point of the grids, with seed 0."""
     data = digits(device)
-    runs = []
+    results = []
     for grid in grids:
+        runs: list[Run] = []
         for value in grid.values:
-            row = []
-            for lr in grid.rates:
-                recipe = dataclasses.replace(grid.base, lr=lr, **{grid.axis: value})
-                row += [train(grid.network, name, 0, recipe, data) for name in ACTIVATIONS]
+            recipes = [grid.recipe(lr, value) for lr in grid.rates]
+            row = [train(grid.network, name, 0, r, data) for r in recipes for name in ACTIVATIONS]
             trained = sum(run.outcome == "trains" for run in row)
             progress(f"grid {grid.network}, {grid.axis} {value:g}: {trained} of {len(row)} train")
             runs += row
-    return runs
+        results.append((grid, runs))
+    return results
 
 
 def run_precisions(device: str = "cpu", progress: Progress = lambda text: None) -> list[Run]:

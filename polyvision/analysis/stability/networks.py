@@ -19,7 +19,7 @@ from polyvision.errors import unknown
 from polyvision.models.transformer import Transformer, TransformerShape
 from polyvision.models.vision import create_vision_model
 
-__all__ = ["MLP", "NETWORKS", "ResidualMLP", "build_network"]
+__all__ = ["MLP", "NETWORKS", "ResidualMLP", "build_network", "draw_weights"]
 
 # Name -> what it is; the report and the command line list these.
 NETWORKS: dict[str, str] = {
@@ -131,7 +131,7 @@ def build_network(
         model = _resnet(timm_name, activation, sample, classes)
         if name.endswith("no-bn"):
             _remove_batch_norm(model)
-    _draw_weights(model, gain)
+    draw_weights(model, gain)
     if name == "resnet-frozen-bn":
         _freeze_batch_norm(model, sample)
     return model
@@ -185,7 +185,8 @@ def _freeze_batch_norm(model: nn.Module, sample: Tensor) -> None:
         norm.training = False
 
 
-def _draw_weights(model: nn.Module, gain: float) -> None:
+def draw_weights(model: nn.Module, gain: float) -> None:
+    """Draw matrices and kernels with ``gain`` times He's standard deviation; zero the biases."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             fan_in = module.weight[0].numel()

@@ -114,7 +114,7 @@ def _finite(values: list[float]) -> NDArray[np.float64]:
     return np.array([value if math.isfinite(value) else np.nan for value in values])
 
 
-def grid_figure(groups: list[tuple[Grid, list[Run]]]) -> Figure:
+def grid_figure(groups: Sequence[tuple[Grid, Sequence[Run]]]) -> Figure:
     """Draw the outcome of every point: a row of panels per grid, a panel per activation."""
     figure = Figure(figsize=(13, 2.3 * len(groups)), layout="constrained")
     panels = figure.subplots(len(groups), len(ACTIVATIONS), squeeze=False)

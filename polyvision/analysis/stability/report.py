@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from polyvision.analysis.stability.contenders import CONTENDERS, FORMS
-from polyvision.analysis.stability.contrast import ACTIVATIONS, GRIDS, SETTINGS, Grid
+from polyvision.analysis.stability.contrast import ACTIVATIONS, SETTINGS, Grid
 from polyvision.analysis.stability.networks import NETWORKS
 from polyvision.analysis.stability.overflow import DTYPES, QUANTITIES, Cell
 from polyvision.analysis.stability.plots import curves_figure, grid_figure, maps_figure
@@ -118,8 +118,9 @@ def _ranges(exponents: list[int]) -> str:
 
 def pair_section(runs: Sequence[Run]) -> Section:
     """Summarise the paired runs by setting and activation."""
-    header = ("setting", "activation", "outcomes", "last loss", "skipped", "first non-finite value")
-    rows = [header]
+    rows: list[tuple[str, ...]] = [
+        ("setting", "activation", "outcomes", "last loss", "skipped", "lost", "first non-finite")
+    ]
     groups: dict[str, list[Run]] = {}
     for setting in SETTINGS:
         key = (setting.network, setting.recipe)
@@ -138,6 +139,9 @@ def pair_section(runs: Sequence[Run]) -> Section:
             f"{PRECISIONS['fp16']}. {seeds} paired seeds: equal seeds give every activation the "
             "same initial weights and order of data.",
             _OUTCOMES,
+            "Columns: loss at the end by seed; mean number of steps that the loss scaler skipped; "
+            "*lost*, the steps at which the loss itself stopped being finite, where the trainers "
+            "end a run since no loss scale helps; where the first non-finite value of a run arose.",
             "Networks: " + "; ".join(f"{name} - {text}" for name, text in used.items()) + ".",
         ),
         tuple(rows),
@@ -145,27 +149,25 @@ def pair_section(runs: Sequence[Run]) -> Section:
     )
 
 
-def _paired(runs: list[Run]) -> tuple[str, str, str, str]:
+def _paired(runs: list[Run]) -> tuple[str, ...]:
     counts = {o: sum(run.outcome == o for run in runs) for o in ("trains", "stalls", "diverges")}
-    losses = sorted(run.last_loss for run in runs)
+    lost = [str(step) if (step := run.lost) else "-" for run in runs]
     sightings = sorted({s.kind + " of " + s.layer for run in runs if (s := run.sighting)})
     return (
         ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count),
-        " ".join(f"{loss:.3g}" for loss in losses),
+        " ".join(f"{run.last_loss:.3g}" for run in runs),
         f"{statistics.fmean(len(run.skipped) for run in runs):.3g}",
+        " ".join(lost),
         "; ".join(sightings[:2]) + (" ..." if sightings[2:] else "") or "none",
     )
 
 
-def grid_section(runs: Sequence[Run], grids: Sequence[Grid] = GRIDS) -> Section:
+def grid_section(groups: Sequence[tuple[Grid, Sequence[Run]]]) -> Section:
     """Count the outcomes of the grids."""
-    rows = [("grid", "activation", "trains", "stalls", "diverges")]
-    groups = []
-    for grid in grids:
-        members = [run for run in runs if _belongs(run, grid)]
-        groups.append((grid, members))
+    rows: list[tuple[str, ...]] = [("grid", "activation", "trains", "stalls", "diverges")]
+    for grid, runs in groups:
         for activation in ACTIVATIONS:
-            own = [run.outcome for run in members if run.activation == activation]
+            own = [run.outcome for run in runs if run.activation == activation]
             counts = (str(own.count(o)) for o in ("trains", "stalls", "diverges"))
             rows.append((f"{grid.network}, lr x {grid.axis}", activation, *counts))
     return Section(
@@ -177,12 +179,6 @@ def grid_section(runs: Sequence[Run], grids: Sequence[Grid] = GRIDS) -> Section:
         tuple(rows),
         ("grid.png", _png(grid_figure(groups))),
     )
-
-
-def _belongs(run: Run, grid: Grid) -> bool:
-    plain = dataclasses.replace(run.recipe, lr=grid.base.lr, **{grid.axis: 1.0})
-    same = plain == dataclasses.replace(grid.base, **{grid.axis: 1.0})
-    return run.network == grid.network and same
 
 
 def precision_section(runs: Sequence[Run]) -> Section:

@@ -22,7 +22,7 @@ from polyvision.activations import activation_modules
 from polyvision.analysis.stability.networks import build_network
 from polyvision.analysis.stability.watch import Sighting, Watch
 
-__all__ = ["COLLAPSE", "PRECISIONS", "Batches", "Recipe", "Run", "train"]
+__all__ = ["COLLAPSE", "PRECISIONS", "Batches", "Recipe", "Run", "judge", "train"]
 
 PRECISIONS: dict[str, str] = {
     "fp16": "fp16 autocast, fp32 weights, dynamic loss scaling: precision=fp16 of the trainers",
@@ -102,8 +102,7 @@ class Run:
         peaks: largest magnitude of any layer's output.
         skipped: numbers of the steps that the scaler skipped, from 1.
         sighting: first non-finite value of the run.
-        forward_sighting: first non-finite output, which no loss scale can repair.
-        outcome: ``trains``, ``stalls`` or ``diverges``; see ``_outcome``.
+        outcome: ``trains``, ``stalls`` or ``diverges``; see ``judge``.
         reason: the outcome in words.
     """
 
@@ -117,9 +116,13 @@ class Run:
     peaks: list[float] = dataclasses.field(default_factory=list)
     skipped: list[int] = dataclasses.field(default_factory=list)
     sighting: Sighting | None = None
-    forward_sighting: Sighting | None = None
     outcome: str = ""
     reason: str = ""
+
+    @property
+    def lost(self) -> int | None:
+        """First step whose loss is not finite, where the trainers end a run; None for none."""
+        return next((i for i, loss in enumerate(self.losses, 1) if not math.isfinite(loss)), None)
 
     @property
     def last_loss(self) -> float:
@@ -162,12 +165,10 @@ def train(network: str, activation: str, seed: int, recipe: Recipe, data: Batche
         if skipped:
             run.skipped.append(step)
         run.sighting = run.sighting or sighting
-        if sighting and sighting.kind == "output":
-            run.forward_sighting = run.forward_sighting or sighting
         if stepper.scale <= COLLAPSE or (not math.isfinite(loss) and not stepper.scaling):
             break  # no later step can differ
     watch.close()
-    run.outcome, run.reason = _outcome(run, stepper.scale)
+    run.outcome, run.reason = judge(run, stepper.scale)
     return run
 
 
@@ -241,7 +242,7 @@ class _Stepper:
         return loss.item(), self.scale < before
 
 
-def _outcome(run: Run, scale: float) -> tuple[str, str]:
+def judge(run: Run, scale: float) -> tuple[str, str]:
     """Judge a run by its last tenth of steps.
 
     - diverges: the loss scale fell to 2^-14 or below; or a loss there is missing or not finite; or
@@ -249,12 +250,19 @@ def _outcome(run: Run, scale: float) -> tuple[str, str]:
     - trains: their mean is below 3/4 of the loss of a uniform guess, and less than half of these
       steps were skipped.
     - stalls: everything between.
+
+    Args:
+        run: the record, without outcome.
+        scale: loss scale after the last step.
+
+    Returns:
+        The outcome, and the reason in words.
     """
     tail = range(run.recipe.steps - max(run.recipe.steps // 10, 1) + 1, run.recipe.steps + 1)
     if scale <= COLLAPSE:
         return "diverges", f"loss scale collapsed at step {len(run.losses)}"
     if not math.isfinite(run.last_loss):
-        return "diverges", f"loss not finite at step {_first_bad(run.losses)}"
+        return "diverges", f"loss not finite at step {run.lost}"
     text = f"loss {run.last_loss:.3g} at the end"
     if run.last_loss > _BLOWN * run.guess:
         return "diverges", text
@@ -262,7 +270,3 @@ def _outcome(run: Run, scale: float) -> tuple[str, str]:
     if run.last_loss < _TRAINED * run.guess and 2 * skips < len(tail):
         return "trains", text
     return "stalls", text + (f", {skips} of the last {len(tail)} steps skipped" if skips else "")
-
-
-def _first_bad(losses: list[float]) -> int:
-    return 1 + next(i for i, loss in enumerate(losses) if not math.isfinite(loss))

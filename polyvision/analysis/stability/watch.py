@@ -50,7 +50,8 @@ class Watch:
         def hook(_: nn.Module, __: Any, output: Tensor) -> None:
             self._outputs.append((name, _peak(output)))
             if output.requires_grad:
-                output.register_hook(lambda g: self._gradients.append((name, _peak(g))))
+                register: Callable[..., Any] = output.register_hook
+                register(lambda g: self._gradients.append((name, _peak(g))))
 
         return hook
 
