@@ -13,8 +13,16 @@ from typing import Any
 from polyvision.analysis.stability.datasets import book, digits
 from polyvision.analysis.stability.training import PRECISIONS, Batches, Recipe, Run, train
 
-__all__ = ["ACTIVATIONS", "GRIDS", "SETTINGS", "Grid", "Setting", "run_grids", "run_pairs"]
-__all__ += ["run_precisions"]
+__all__ = [
+    "ACTIVATIONS",
+    "GRIDS",
+    "SETTINGS",
+    "Grid",
+    "Setting",
+    "run_grids",
+    "run_pairs",
+    "run_precisions",
+]
 
 ACTIVATIONS = ("polynorm", "polyrelu", "relu")
 

@@ -19,8 +19,16 @@ from polyvision.analysis.stability.plots import curves_figure, grid_figure, maps
 from polyvision.analysis.stability.thresholds import THRESHOLDS, neighbours
 from polyvision.analysis.stability.training import PRECISIONS, Run
 
-__all__ = ["Section", "as_html", "as_markdown", "grid_section", "map_section", "pair_section"]
-__all__ += ["precision_section", "threshold_section"]
+__all__ = [
+    "Section",
+    "as_html",
+    "as_markdown",
+    "grid_section",
+    "map_section",
+    "pair_section",
+    "precision_section",
+    "threshold_section",
+]
 
 _OUTCOMES = (
     "Outcomes: *trains* - the mean loss of the last tenth of the steps is below 3/4 of ln(classes),"
