@@ -106,7 +106,7 @@ def test_the_map_of_variances_names_the_first_layer_that_overflows(seed: int, sm
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in LATER)])
 def test_the_range_of_fp16_alone_can_end_poly_relu(seed: int, small) -> None:
-    recipe = Recipe(lr=1e-3, steps=40, gain=0.35)
+    recipe = Recipe(lr=1e-3, steps=60, gain=0.35)
     in_fp16 = train("residual-mlp", "polyrelu", seed, recipe, small)
     in_fp32 = train(
         "residual-mlp", "polyrelu", seed, dataclasses.replace(recipe, precision="fp32"), small
@@ -119,25 +119,25 @@ def test_the_range_of_fp16_alone_can_end_poly_relu(seed: int, small) -> None:
     check_trains(train("residual-mlp", "polynorm", seed, recipe, small))
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in LATER)])
-def test_plain_poly_norm_collapses_on_small_rows(
+@pytest.mark.parametrize("seed", [*SEEDS, 2, 3, 4, 5])
+def test_plain_poly_norm_has_no_finite_gradient_for_small_rows(
     seed: int, small, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def plain(x, weight, bias, eps, *, dim):
         assert (eps, dim) == (EPS, -1)
         return CONTENDERS["polynorm"].plain(x, weight) + bias
 
+    recipe = Recipe(lr=1e-3, steps=4, gain=0.35, precision="fp16-weights")
+    ours = train("residual-mlp", "polynorm", seed, recipe, small)
+    assert ours.sighting is None
     monkeypatch.setattr(functional, "poly_norm", plain)
-    recipe = Recipe(lr=1e-3, steps=60, gain=0.35, precision="fp16-weights")
     run = train("residual-mlp", "polynorm", seed, recipe, small)
     # rms(x^3) of some row is below 0.29^3: outputs are finite, the gradient into ``up`` is not.
     assert run.sighting is not None
     assert (run.sighting.step, run.sighting.kind) == (1, "gradient")
     assert run.sighting.layer.endswith(".up")
     assert run.lost is None
-    assert run.outcome == "diverges"
-    bf16 = dataclasses.replace(recipe, precision="bf16", steps=30)
-    assert train("residual-mlp", "polynorm", seed, bf16, small).outcome == "trains"
+    assert run.skipped[0] == 1
 
 
 @pytest.mark.parametrize("activation", ["polynorm", "polyrelu"])
