@@ -1,0 +1,1 @@
+"""Studies of trained and untrained networks, without Lightning: numerical stability."""
