@@ -22,6 +22,10 @@ _VERBS: dict[str, tuple[str, str]] = {
         "print which kernels compute on this machine, and why",
         "polyvision.kernels.environment",
     ),
+    "swap-report": (
+        "swap the activations of a model without data, and print what was replaced and what not",
+        "polyvision.models.swap_verb",
+    ),
 }
 
 
