@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.overrides import TorchFunctionMode
@@ -32,6 +33,13 @@ __all__ = ["Call", "Place", "Target", "Tracer"]
 
 _TORCH = str(Path(torch.__file__).parent)
 _OWN = (__file__, str(Path(__file__).with_name("layout.py")))
+# Functions whose results are laid out like their first argument if they have its rank.
+_KEEP = {
+    *(torch.chunk, Tensor.chunk, torch.split, Tensor.split, Tensor.__getitem__, Tensor.narrow),
+    *(torch.mean, Tensor.mean, torch.sum, Tensor.sum, torch.cat, Tensor.contiguous),
+    *(torch.add, Tensor.add, Tensor.__add__, Tensor.__sub__, torch.mul, Tensor.mul),
+    *(Tensor.__mul__, Tensor.__truediv__, F.dropout, F.interpolate, F.pad),
+}
 _SUMS = {torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__}
 
 
@@ -152,6 +160,11 @@ class Tracer:
 
     def function(self, function: Any, args: tuple[Any, ...], output: Any, given: Any) -> None:
         """Note a call of a torch function; ``given`` is its first argument."""
+        if function in _KEEP and isinstance(given, Tensor):
+            parts = output if isinstance(output, tuple | list) else (output,)
+            for part in parts:
+                if isinstance(part, Tensor) and part.ndim == given.ndim:
+                    self._layouts.adopt(part, self._layouts.here(given))
         if function in _SUMS:
             if 3 in [a for a in args if isinstance(a, int | float)]:
                 self._shifted[id(output)] = output
@@ -184,7 +197,7 @@ class Tracer:
         while frame is not None and _is_machinery(frame.f_code.co_filename):
             frame = frame.f_back
         assert frame is not None
-        code, owner = frame.f_code, frame.f_locals.get("self")
+        code, owner = frame.f_code, _owner(frame)
         position = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None))
         _, line, _, column = position
         if id(owner) not in self._names or line is None or column is None:
@@ -207,6 +220,13 @@ class _Functions(TorchFunctionMode):
         output = func(*args, **kwargs)
         self._tracer.function(func, args, output, args[0] if args else kwargs.get("input"))
         return output
+
+
+def _owner(frame: FrameType) -> object:
+    """Return the ``self`` of the method that runs, also from a comprehension or lambda in it."""
+    while frame.f_code.co_name.startswith("<") and "self" not in frame.f_locals and frame.f_back:
+        frame = frame.f_back
+    return frame.f_locals.get("self")
 
 
 def _is_machinery(file: str) -> bool:

@@ -71,9 +71,8 @@ def _reaches(use: Use, entry: Select) -> bool:
 def _entries(key: str, given: Select | Iterable[Select] | None) -> list[Select] | None:
     if given is None:
         return None
-    entries: list[Any] = (
-        [given] if isinstance(given, str | type) or callable(given) else list(given)
-    )
+    is_many = isinstance(given, Iterable) and not isinstance(given, str | type)
+    entries: list[Any] = list(given) if is_many else [given]  # type: ignore[call-overload]
     for entry in entries:
         is_module = inspect.isclass(entry) and issubclass(entry, nn.Module)
         if not (isinstance(entry, str) or is_module or _is_function(entry)):

@@ -53,7 +53,8 @@ def example_inputs(model: nn.Module) -> Inputs:
     """Guess the inputs of a timm, transformers or torchvision model.
 
     timm models carry their input size, transformers models ``dummy_inputs`` or an image size; for
-    anything else with a 2-d convolution, images of its ``image_size`` or 224 pixels are taken.
+    anything else with a 2-d convolution, images of its ``image_size`` or of 224 pixels are
+    taken (299 for Inception v3, whose auxiliary head needs them).
 
     Raises:
         PolyvisionError: none of that applies.
@@ -71,8 +72,9 @@ def example_inputs(model: nn.Module) -> Inputs:
     if getattr(model, "main_input_name", None) == "input_ids":
         return Inputs(kwargs={"input_ids": torch.zeros(2, 16, dtype=torch.int64, device="meta")})
     if any(isinstance(module, nn.Conv2d) for module in model.modules()):
-        size = getattr(model, "image_size", 224)
-        return image_inputs(model, size if isinstance(size, int) else 224)
+        usual = 299 if type(model).__name__ == "Inception3" else 224
+        size = getattr(model, "image_size", usual)
+        return image_inputs(model, size if isinstance(size, int) else usual)
     raise PolyvisionError(
         f"{type(model).__name__} does not tell what it takes; pass inputs=<a tensor, a tuple of "
         "arguments or a dictionary of keywords> (only shapes and dtypes matter)"

@@ -44,6 +44,12 @@ class Layouts:
             self._alive.append(tensor)
         return self._of[id(tensor)]
 
+    def adopt(self, tensor: Tensor, layout: Layout) -> None:
+        """Lay out a new tensor like the one that it was made from."""
+        if id(tensor) not in self._of:
+            self._of[id(tensor)] = layout
+            self._alive.append(tensor)
+
     def here(self, tensor: Tensor) -> Layout:
         """Return the layout of ``tensor`` as seen by the module that runs now."""
         return self.of(tensor, like=self.running[-1][1] if self.running else None)

@@ -219,6 +219,8 @@ def _feature_dim(calls: Sequence[Call]) -> int | None:
     layout = calls[0].layout.dim
     if len(stable) > 1 and layout is not None:
         stable = [layout % (last + 1)]
+    elif stable == [1, 3] and len(stable) < last:
+        stable = [3]  # (batch, heads, tokens, features of a head): images would vary in both sizes
     if len(stable) != 1:
         return None
     return -1 if stable[0] == last else stable[0]
@@ -242,7 +244,7 @@ def _place_roles(model: nn.Module, uses: Sequence[Use]) -> None:
     for i, use in enumerate(uses):
         if use.role == "gate":
             continue
-        owners = [name for name in _above(use.name) if name in classes]
+        owners = ["", *(name for name in _above(use.name) if name in classes)]
         near = [f"{name.rpartition('.')[2]} {classes[name].__name__}" for name in owners[-2:]]
         if any(_MLP.search(text) for text in near) or _MLP.search(use.name.rpartition(".")[2]):
             use.role = "mlp"
