@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -72,7 +72,7 @@ def _entries(key: str, given: Select | Iterable[Select] | None) -> list[Select] 
     if given is None:
         return None
     is_many = isinstance(given, Iterable) and not isinstance(given, str | type)
-    entries: list[Any] = list(given) if is_many else [given]  # type: ignore[call-overload]
+    entries: list[Any] = list(cast(Iterable[Any], given)) if is_many else [given]
     for entry in entries:
         is_module = inspect.isclass(entry) and issubclass(entry, nn.Module)
         if not (isinstance(entry, str) or is_module or _is_function(entry)):

@@ -25,7 +25,7 @@ from torch import nn
 
 from polyvision.models.calls import Target
 
-__all__ = ["CannotRewrite", "attribute_for", "base_class", "rewritten_class"]
+__all__ = ["CannotRewrite", "attribute_for", "drops_result", "rewritten_class"]
 
 _SERIAL = itertools.count()
 _KNOWN: dict[tuple[Any, ...], type[nn.Module]] = {}
@@ -51,7 +51,7 @@ def _restore(base: type[nn.Module], sources: tuple[tuple[str, str], ...]) -> nn.
     return cls.__new__(cls)
 
 
-def base_class(module: nn.Module) -> type[nn.Module]:
+def _base_class(module: nn.Module) -> type[nn.Module]:
     """Return the class of ``module``, or the one it had before its calls were rewritten."""
     return module.polyvision_base if isinstance(module, _Rewritten) else type(module)
 
@@ -81,7 +81,7 @@ def rewritten_class(owner: nn.Module, calls: Mapping[Target, str]) -> type[nn.Mo
         by_method.setdefault(_method_of(owner, target), {})[target] = attribute
     for name, edits in by_method.items():
         sources[name] = _edited_source(type(owner), name, edits)
-    return _subclass(base_class(owner), sources)
+    return _subclass(_base_class(owner), sources)
 
 
 def _method_of(owner: nn.Module, target: Target) -> str:
@@ -148,6 +148,23 @@ def _edited_source(cls: type, name: str, edits: Mapping[Target, str]) -> str:
     if private:
         raise CannotRewrite(f"{code.co_qualname} uses the private name {private[0]}")
     return ast.unparse(ast.fix_missing_locations(definition))
+
+
+def drops_result(target: Target) -> bool:
+    """Tell whether the call is a statement, made only for what it does to its argument."""
+    place = target.place
+    if place is None:
+        return False
+    try:
+        return (place.line, place.column) in _statements(place.file)
+    except CannotRewrite:
+        return False
+
+
+@functools.lru_cache(maxsize=8)
+def _statements(file: str) -> frozenset[tuple[int | None, int | None]]:
+    nodes = (node for node in ast.walk(_tree(file)) if isinstance(node, ast.Expr))
+    return frozenset((n.end_lineno, n.end_col_offset) for n in nodes)
 
 
 class _Editor(ast.NodeTransformer):

@@ -324,6 +324,22 @@ def test_what_cannot_be_replaced_is_an_error_and_the_model_stays() -> None:
     assert "LEFT: called in helper" in str(report)
 
 
+def test_a_module_that_is_called_for_its_change_in_place_is_refused() -> None:
+    class Drops(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 1)
+            self.act = nn.ReLU(inplace=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.conv(x)
+            self.act(x)
+            return x
+
+    with pytest.raises(PolyvisionError, match=r"drops its result: it relies on a change in place"):
+        swap_activations(Drops(), "polynorm", inputs=IMAGE)
+
+
 def test_a_module_that_hides_from_its_network_is_found_by_the_audit() -> None:
     class Hidden(nn.Module):
         def __init__(self) -> None:
