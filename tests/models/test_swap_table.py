@@ -40,7 +40,7 @@ def test_every_family_is_in_the_table() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "line"), zip(NAMES, ROWS, strict=True))
+@pytest.mark.parametrize(("name", "line"), list(zip(NAMES, ROWS, strict=True)))
 def test_the_line_of(name: str, line: str) -> None:
     if name.startswith("transformers:"):
         pytest.importorskip("transformers")

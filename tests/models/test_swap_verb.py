@@ -49,7 +49,7 @@ def test_a_library_that_is_not_installed(
     assert "transformers is not installed; pip install transformers" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("kind", "sites"), [("bert", 12), ("gpt2", 12), ("llama", 32)])
+@pytest.mark.parametrize(("kind", "sites"), [("bert", 12), ("llama", 32)])
 def test_transformers(kind: str, sites: int, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
     assert main(["swap-report", f"transformers:{kind}"]) == 0

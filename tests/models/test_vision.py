@@ -129,11 +129,8 @@ def test_a_family_without_act_layer() -> None:
         built = create_vision_model(
             "tf_efficientnet_lite0", "polynorm", num_classes=7, image_size=64
         )
-        swin = create_vision_model(
-            "swin_tiny_patch4_window7_224", "polynorm", num_classes=7, image_size=224
-        )
     assert {site.was for site in built.report.sites} == {"ReLU6"}
-    assert [site.dim for site in swin.report.sites] == [-1] * 12
+    assert {site.dim for site in built.report.sites} == {1}
 
 
 def test_a_module_that_one_block_calls_five_times() -> None:
