@@ -13,6 +13,8 @@ from polyvision.activations import (
     register_activation,
 )
 from polyvision.errors import PolyvisionError
+from polyvision.models.swap import swap_activations
+from polyvision.models.weights import load_pretrained
 
 __version__ = "0.1.0"
 
@@ -27,5 +29,7 @@ __all__ = [
     "activation_names",
     "create_activation",
     "functional",
+    "load_pretrained",
     "register_activation",
+    "swap_activations",
 ]

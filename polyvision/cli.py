@@ -26,6 +26,10 @@ _VERBS: dict[str, tuple[str, str]] = {
         "measure where activations overflow in fp16, and what that does to training",
         "polyvision.analysis.stability.command",
     ),
+    "swap-report": (
+        "swap the activations of a model without data, and print what was replaced and what not",
+        "polyvision.models.swap_verb",
+    ),
 }
 
 

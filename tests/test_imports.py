@@ -24,12 +24,13 @@ BELOW["models"] = BELOW["activations"] | {"activations"}
 BELOW["training"] = BELOW["models"] | {"models", "data", "configs", ""}
 BELOW["analysis"] = BELOW["training"]
 BELOW["cli"] = BELOW["training"] | {"training", "analysis"}
-BELOW[""] = BELOW["models"]  # polyvision/__init__.py
+BELOW["timm"] = BELOW["activations"] | {"activations"}  # polyvision/timm.py
+BELOW[""] = BELOW["models"] | {"models"}  # polyvision/__init__.py
 
 # Packages that only these rooms import. `lightning` and `hydra` stay out of what others reuse.
 ONLY_IN = {
     "triton": {"kernels"},
-    "timm": {"models", "data", "training"},
+    "timm": {"models", "data", "training", "timm"},
     "torchvision": {"models", "data"},
     "sklearn": {"data"},
     "tokenizers": {"data"},

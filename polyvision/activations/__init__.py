@@ -15,6 +15,7 @@ from polyvision.activations.registry import (
     activation_modules,
     activation_names,
     create_activation,
+    is_activation,
     register_activation,
 )
 
@@ -38,5 +39,6 @@ __all__ = [
     "activation_modules",
     "activation_names",
     "create_activation",
+    "is_activation",
     "register_activation",
 ]

@@ -19,6 +19,7 @@ __all__ = [
     "activation_modules",
     "activation_names",
     "create_activation",
+    "is_activation",
     "register_activation",
 ]
 
@@ -145,8 +146,12 @@ def create_activation(name: str, **keywords: Any) -> nn.Module:
     return info.factory(**keywords)
 
 
+def is_activation(module: nn.Module) -> bool:
+    """Tell whether ``module`` is of a registered class."""
+    factories: list[Any] = [info.factory for info in _REGISTRY.values()]
+    return issubclass(type(module), tuple(f for f in factories if inspect.isclass(f)))
+
+
 def activation_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Return the registered activations inside ``model`` by their dotted names."""
-    factories: list[Any] = [info.factory for info in _REGISTRY.values()]
-    classes = tuple(f for f in factories if inspect.isclass(f))
-    return {name: m for name, m in model.named_modules() if issubclass(type(m), classes)}
+    return {name: module for name, module in model.named_modules() if is_activation(module)}

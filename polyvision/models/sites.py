@@ -1,235 +1,254 @@
-"""Activation sites: where they are in a network, and which dimension holds the features there.
+"""Activation sites: where a network applies an activation, in which role, over which dimension.
 
 A normalising activation must know its feature dimension, and rank alone does not tell it: the MLPs
 of ConvNeXt see NHWC, squeeze-and-excitation sees 1x1 maps, and several families mix NCHW with token
-sequences. So a twin of the network without data (fake tensors) runs at two image sizes. The
-dimension that stays is the feature dimension. Where several stay (pooled maps, networks of fixed
-size), the layer that feeds the site decides, or else the layer that the site feeds.
+sequences. So the network is traced at two sizes. The dimension that stays is the feature dimension.
+Where several stay (pooled maps, networks of fixed size), the layer that feeds the site decides, or
+else the layer that the site feeds.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
 
 import torch
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch import nn
 
 from polyvision.errors import PolyvisionError
+from polyvision.models.calls import Call, Target, Tracer
+from polyvision.models.functions import is_activation_module, is_bounded, is_whole_norm
+from polyvision.models.inputs import Inputs, other_sizes
+from polyvision.models.rewrite import attribute_for
 
-__all__ = ["Placeholder", "Site", "resolve_sites", "separate_placeholders"]
+__all__ = ["ROLES", "Role", "Use", "find_uses"]
 
-_Conv = nn.modules.conv._ConvNd
-_BatchNorm = nn.modules.batchnorm._BatchNorm
+Role = Literal["stem", "block", "head", "gate", "mlp"]
+ROLES: tuple[Role, ...] = get_args(Role)
 
-
-@dataclasses.dataclass(frozen=True)
-class Site:
-    """One place of a network that holds an activation.
-
-    Attributes:
-        name: the module's name in the network.
-        dim: the feature dimension: 1 for NCHW, -1 for channel-last; None if not asked for.
-        calls: how often one forward pass runs the module; above 1, its calls share coefficients.
-    """
-
-    name: str
-    dim: int | None
-    calls: int = 1
-
-
-class Placeholder(nn.Module):
-    """Marks a site while a network is built; the activation takes its place afterwards.
-
-    It accepts whatever timm passes to an activation and computes max(x, 0).
-    """
-
-    def __init__(self, inplace: bool = False, **_: Any) -> None:
-        super().__init__()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return max(x, 0)."""
-        return x.relu()
-
-
-def separate_placeholders(model: nn.Module) -> list[str]:
-    """Give every place a placeholder of its own, also where one was shared, and name them all."""
-    modules = model.named_modules(remove_duplicate=False)
-    names = [name for name, module in modules if isinstance(module, Placeholder)]
-    for name in names:
-        model.set_submodule(name, Placeholder())
-    return names
-
-
-def resolve_sites(
-    model: nn.Module,
-    names: Sequence[str],
-    *,
-    in_chans: int,
-    sizes: Sequence[int],
-    need_dim: bool,
-) -> list[Site]:
-    """Run ``model`` on fake images and describe the sites called ``names``.
-
-    Args:
-        model: the network; it is left as it was, on any device including meta.
-        names: modules that each take one tensor and return one of the same shape.
-        in_chans: channels of the images.
-        sizes: heights and widths of the images. The network must accept the first; it may refuse
-            the others, as a vision transformer of fixed size does.
-        need_dim: find the feature dimensions, and refuse the network where one has none.
-
-    Raises:
-        PolyvisionError: the first size does not fit the network; a site is never called, is called
-            at two feature dimensions, or has none that can be told.
-    """
-    runs: list[_Recorder] = []
-    for size in sizes:
-        try:
-            runs.append(_run(model, names, in_chans, size))
-        except Exception as error:  # whatever a foreign forward raises
-            if not runs:
-                reason = str(error).strip().split("\n")[0] or type(error).__name__
-                raise PolyvisionError(
-                    f"the model cannot take images of {size}x{size} pixels with {in_chans} "
-                    f"channels: {reason}. Choose another image size or another model."
-                ) from error
-    return [_describe(name, [run.inputs[name] for run in runs], need_dim) for name in names]
-
-
-def _describe(name: str, runs: Sequence[Sequence[_Input]], need_dim: bool) -> Site:
-    """Combine what the runs saw at one site."""
-    calls = len(runs[0])
-    if not calls:
-        raise PolyvisionError(f"activation site {name!r} is never called by the model's forward")
-    if not need_dim:
-        return Site(name, None, calls)
-    dims = {_feature_dim(name, same_call) for same_call in zip(*runs, strict=True)}
-    if len(dims) > 1:
-        raise PolyvisionError(
-            f"activation site {name!r} is called with features in different dimensions "
-            f"({sorted(dims)}); a normalising activation cannot serve both"
-        )
-    return Site(name, dims.pop(), calls)
-
-
-def _feature_dim(name: str, inputs: Sequence[_Input]) -> int:
-    """Return the dimension that is the same in all runs; the neighbouring layers break ties."""
-    shapes = [seen.shape for seen in inputs]
-    last = len(shapes[0]) - 1
-    stable = [d for d in range(1, last + 1) if len({shape[d] for shape in shapes}) == 1]
-    layout = inputs[0].layout.dim
-    if len(stable) > 1 and layout is not None:
-        stable = [layout % (last + 1)]
-    if len(stable) != 1:
-        seen = " and ".join(str(tuple(shape)) for shape in shapes)
-        raise PolyvisionError(
-            f"activation site {name!r} has no feature dimension that can be told from its input "
-            f"shapes {seen} and its neighbouring layers; choose a pointwise activation"
-        )
-    return -1 if stable[0] == last else stable[0]
+_Calls = dict[Target, list[Call]]
+_HEAD = re.compile(r"(classifier|head|fc|pooler|pre_logits|last_linear)\w*(\.|$)")
+_MLP = re.compile(r"mlp|ffn|feed_?forward|intermediate|glu|TransformerEncoderLayer", re.IGNORECASE)
+_LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 
 
 @dataclasses.dataclass
-class _Layout:
-    """Where the features of a tensor are, as far as known; shared by all tensors laid out alike."""
+class Use:
+    """One site: an activation module at one place, or one call of a function.
 
-    dim: int | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Input:
-    """What reached a site in one call."""
-
-    shape: torch.Size
-    layout: _Layout
-
-
-class _Recorder:
-    """Hooks that note, in one forward pass, the shape and layout of what reaches each site.
-
-    Convolutions, batch and group norms define the layout of what they read and write, as linear
-    layers do. Any other module that returns the shape it was given (other norms, dropout,
-    identities, activations) passes the layout on, and inside a module a new tensor of the shape of
-    the module's input is laid out like it.
+    Attributes:
+        name: dotted name of the module that is, or would be, the activation of the site.
+        targets: the calls that share the site, more than one where they cannot be told apart.
+        role: see ``find_uses``.
+        calls: how often a forward pass in eval mode (else in training mode) applies it.
+        keeps_shape: input and output have the same shape.
+        device: of the input.
+        dtype: of the input.
+        training: the site is only reached in training mode.
+        dim: the feature dimension, 1 for NCHW and -1 for channel-last; None if not asked for.
+        no_dim: why ``dim`` cannot be told.
     """
 
-    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
-        self.inputs: dict[str, list[_Input]] = {name: [] for name in names}
-        self._layouts: dict[int, _Layout] = {}  # by id of the tensor
-        self._alive: list[Tensor] = []  # no tensor dies, so no id is used twice
-        self._running: list[Tensor | None] = []  # inputs of the modules that are being run
-        for module in model.modules():
-            module.register_forward_pre_hook(self._before)
-            module.register_forward_hook(self._after)
-        for name in names:
-            model.get_submodule(name).register_forward_pre_hook(self._at_site(name))
+    name: str
+    targets: list[Target]
+    role: Role
+    calls: int
+    keeps_shape: bool
+    device: torch.device
+    dtype: torch.dtype
+    training: bool = False
+    dim: int | None = None
+    no_dim: str = ""
 
-    def _layout(self, tensor: Tensor, like: Tensor | None = None) -> _Layout:
-        """Return the layout of ``tensor``; a new tensor takes that of ``like`` if shapes agree."""
-        if id(tensor) not in self._layouts:
-            if like is None or like is tensor or like.shape != tensor.shape:
-                self._layouts[id(tensor)] = _Layout()
-            else:
-                self._layouts[id(tensor)] = self._layout(like)
-            self._alive.append(tensor)
-        return self._layouts[id(tensor)]
+    @property
+    def kind(self) -> str:
+        """Class of the module, or name of the function with brackets."""
+        target = self.targets[0]
+        return f"{target.kind}()" if target.module is None else target.kind
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        given = args[0] if args and isinstance(args[0], Tensor) else None
-        if given is not None:
-            self._layout(given, like=self._running[-1] if self._running else None)
-            self._define(module, given)
-        self._running.append(given)
-
-    def _after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        given = self._running.pop()
-        if isinstance(output, Tensor):
-            self._define(module, output)
-            self._layout(output, like=given)
-
-    def _define(self, module: nn.Module, tensor: Tensor) -> None:
-        dim = _defined_dim(module)
-        if dim is not None and self._layout(tensor).dim is None:
-            self._layout(tensor).dim = dim
-
-    def _at_site(self, name: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            self.inputs[name].append(_Input(args[0].shape, self._layout(args[0])))
-
-        return hook
+    @property
+    def rewritten(self) -> bool:
+        """Whether the source must change for the site to have a module of its own."""
+        return self.targets[0].module != self.name
 
 
-def _defined_dim(module: nn.Module) -> int | None:
-    if isinstance(module, _Conv | _BatchNorm | nn.GroupNorm):
-        return 1
-    return -1 if isinstance(module, nn.Linear) else None
+def find_uses(
+    model: nn.Module, inputs: Inputs, *, need_dim: bool
+) -> tuple[list[Use], dict[str, str], list[str]]:
+    """Trace ``model`` and describe every place where it applies an activation.
 
+    The role is ``gate`` for a function that bounds its output (sigmoid, hard-sigmoid, tanh, and
+    relu6 of x + 3), ``mlp`` inside a feed-forward network, also for the activated half of a gated
+    one; otherwise ``stem`` before, ``block`` in and ``head`` after the blocks that the network
+    repeats.
 
-def _run(model: nn.Module, names: Sequence[str], in_chans: int, size: int) -> _Recorder:
-    """Run a twin of ``model`` that holds no data on a batch of two fake images."""
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    # Some networks cache tensors in eval mode; a twin keeps fake ones out of the real network.
-    with FakeCopyMode(fake):
-        twin = copy.deepcopy(model).eval()
-    recorder = _Recorder(twin, names)
-    parameter = next(model.parameters())
-    with torch.no_grad(), _quiet(), fake:
-        twin(torch.empty(2, in_chans, size, size, device=parameter.device, dtype=parameter.dtype))
-    return recorder
+    Args:
+        model: left as it is.
+        inputs: what the network takes.
+        need_dim: find the feature dimensions.
 
+    Returns:
+        The sites in order of execution, name and class of the activation modules that no pass
+        calls, and remarks.
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep torch from logging a traceback where a network refuses a size."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    disabled, logger.disabled = logger.disabled, True
+    Raises:
+        PolyvisionError: the network cannot be run on these inputs.
+    """
+    tracer = Tracer(model)
     try:
-        yield
-    finally:
-        logger.disabled = disabled
+        evaluated = [tracer.run(inputs, training=False)]
+    except Exception as error:  # whatever a foreign forward raises
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise PolyvisionError(
+            f"{type(model).__name__} cannot be traced on inputs of shape {inputs.describe()}: "
+            f"{reason}. Choose another input size or pass inputs=."
+        ) from error
+    others = other_sizes(inputs) if need_dim else []
+    evaluated += _runs(tracer, others, training=False)
+    trained = _runs(tracer, [inputs], training=True)
+    if trained and set(trained[0]) - set(evaluated[0]):  # auxiliary heads
+        trained += _runs(tracer, others, training=True)
+    notes = [] if trained else ["the network could not be run in training mode: not searched there"]
+    sites = _grouped({**evaluated[0], **(trained[0] if trained else {})})
+    uses = _named(model, sites)
+    for use in uses:
+        use.training = use.targets[0] not in evaluated[0]
+        _measure(use, trained if use.training else evaluated, need_dim)
+    _place_roles(model, uses)
+    called = {target.module for use in uses for target in use.targets}
+    idle = {
+        name: type(module).__name__
+        for name, module in model.named_modules()
+        if is_activation_module(module)
+        and not {name, *_above(name)} & called
+        and not any(is_whole_norm(model.get_submodule(above)) for above in _above(name))
+    }
+    return uses, idle, notes
+
+
+def _runs(tracer: Tracer, sizes: Sequence[Inputs], *, training: bool) -> list[_Calls]:
+    """Run every size that the network accepts."""
+    runs = []
+    for inputs in sizes:
+        try:
+            runs.append(tracer.run(inputs, training=training))
+        except Exception:  # a network of fixed size refuses others, in its own way
+            continue
+    return runs
+
+
+def _above(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:i]) for i in range(1, len(parts))]
+
+
+def _grouped(calls: Mapping[Target, object]) -> list[list[Target]]:
+    """Put those calls of one module together that no rewrite of the source can tell apart."""
+    at_place = Counter(target.place for target in calls)
+    groups: dict[tuple[str | None, Target | None], list[Target]] = {}
+    seen: set[str] = set()
+    for target in calls:
+        own = target.module is None or (
+            target.module in seen and target.place is not None and at_place[target.place] == 1
+        )
+        groups.setdefault((target.module, target if own else None), []).append(target)
+        seen.add(target.module or "")
+    return list(groups.values())
+
+
+def _named(model: nn.Module, groups: Sequence[list[Target]]) -> list[Use]:
+    """Name the sites: a module's first one by the module, the others beside it in their owner."""
+    uses, taken, named = [], set[str](), set[str]()
+    for targets in groups:
+        first = targets[0]
+        if first.module is not None and first.module not in named:
+            name = first.module
+            named.add(name)
+        elif first.place is None:
+            name = f"{first.caller} ({first.kind})"
+        else:
+            owner = first.place.owner
+            prefix = f"{owner}." if owner else ""
+            used = {n.removeprefix(prefix) for n in taken if n.startswith(prefix)}
+            name = prefix + attribute_for(first, model.get_submodule(owner), used)
+        taken.add(name)
+        uses.append(Use(name, targets, "block", 0, True, torch.device("cpu"), torch.float32))
+    return uses
+
+
+def _measure(use: Use, runs: Sequence[_Calls], need_dim: bool) -> None:
+    """Fill in what the passes saw at one site."""
+    seen = [[call for target in use.targets for call in run.get(target, [])] for run in runs]
+    use.calls = len(seen[0])
+    use.keeps_shape = all(call.keeps_shape for call in seen[0])
+    use.device, use.dtype = seen[0][0].device, seen[0][0].dtype
+    if is_bounded(use.targets[0].kind) or all(
+        call.shifted and use.targets[0].kind.lower() == "relu6" for call in seen[0]
+    ):
+        use.role = "gate"
+    if not need_dim:
+        return
+    dims = set()
+    for same_call in zip(*(calls for calls in seen if len(calls) == use.calls), strict=True):
+        dim = _feature_dim(same_call)
+        if dim is None:
+            shapes = " and ".join(str(tuple(call.shape)) for call in same_call)
+            use.no_dim = (
+                f"has no feature dimension that can be told from its input shapes {shapes} and its "
+                "neighbouring layers"
+            )
+            return
+        dims.add(dim)
+    if len(dims) > 1:
+        use.no_dim = (
+            f"is called with features in different dimensions ({sorted(dims)}), which one "
+            "normalising activation cannot serve"
+        )
+        return
+    use.dim = dims.pop()
+
+
+def _feature_dim(calls: Sequence[Call]) -> int | None:
+    """Return the dimension that is the same in all runs; the neighbouring layers break ties."""
+    shapes = [call.shape for call in calls]
+    last = len(shapes[0]) - 1
+    stable = [d for d in range(1, last + 1) if len({shape[d] for shape in shapes}) == 1]
+    layout = calls[0].layout.dim
+    if len(stable) > 1 and layout is not None:
+        stable = [layout % (last + 1)]
+    elif stable == [1, 3] and len(stable) < last:
+        stable = [3]  # (batch, heads, tokens, features of a head): images would vary in both sizes
+    if len(stable) != 1:
+        return None
+    return -1 if stable[0] == last else stable[0]
+
+
+def _place_roles(model: nn.Module, uses: Sequence[Use]) -> None:
+    """Tell stem, blocks, head and feed-forward networks apart."""
+    composite = Counter(
+        type(module)
+        for module in model.modules()
+        if sum(isinstance(m, _LAYERS) for m in module.modules()) > 1
+        and not isinstance(module, nn.Sequential | nn.ModuleList)
+    )
+    classes = {name: type(module) for name, module in model.named_modules()}
+    repeated = [
+        any(composite[classes[name]] > 1 for name in _above(use.name) if name in classes)
+        for use in uses
+    ]
+    first = repeated.index(True) if True in repeated else 0
+    last = len(uses) - 1 - repeated[::-1].index(True) if True in repeated else len(uses) - 1
+    for i, use in enumerate(uses):
+        if use.role == "gate":
+            continue
+        owners = ["", *(name for name in _above(use.name) if name in classes)]
+        near = [f"{name.rpartition('.')[2]} {classes[name].__name__}" for name in owners[-2:]]
+        if any(_MLP.search(text) for text in near) or _MLP.search(use.name.rpartition(".")[2]):
+            use.role = "mlp"
+        elif i < first:
+            use.role = "stem"
+        elif i > last or _HEAD.match(use.name):
+            use.role = "head"

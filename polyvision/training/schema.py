@@ -31,11 +31,15 @@ Share = Annotated[float, Bounds(ge=0, le=1)]
 
 @dataclasses.dataclass(frozen=True)
 class VisionModelConfig:
-    """A timm model: its name, whether pretrained weights are loaded, and constructor arguments."""
+    """A timm model: its name, whether pretrained weights are loaded, and constructor arguments.
+
+    ``on_leftover``: what to do about activations that cannot be replaced.
+    """
 
     task: Literal["vision"]
     name: str
     pretrained: bool
+    on_leftover: Literal["error", "warn", "ignore"]
     options: dict[str, Any]
 
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyvision.data.images import Augment, ImageData, collate, load_image_data
+from polyvision.models.swap_report import Kept, SwapReport
 from polyvision.models.vision import VisionModel, create_vision_model
 from polyvision.training.loader import MapDataset
 from polyvision.training.module import TaskModule
@@ -100,6 +101,7 @@ def build_task(config: Config) -> Task:
         image_size=data.image_size,
         pretrained=config.model.pretrained,
         model_kwargs=config.model.options,
+        on_leftover=config.model.on_leftover,
     )
 
     def module(*arguments: Any, **keywords: Any) -> VisionModule:
@@ -110,7 +112,7 @@ def build_task(config: Config) -> Task:
         module=module,
         train=cast(MapDataset, data.train),
         val=cast(MapDataset, data.val),
-        plan=_plan(config, data, built, config.model.pretrained),
+        plan=_plan(config, data, built),
         monitor="val/acc1",
         mode="max",
         shown=["val/loss", "val/acc1", "val/acc5"],
@@ -120,32 +122,36 @@ def build_task(config: Config) -> Task:
     )
 
 
-def _plan(
-    config: Config, data: ImageData, built: VisionModel, pretrained: bool
-) -> list[tuple[str, str]]:
+def _plan(config: Config, data: ImageData, built: VisionModel) -> list[tuple[str, str]]:
+    report = built.report
     rows = [
-        ("model", config.model.name + (", pretrained" if pretrained else "")),
-        ("activation", f"{config.act.label} at {len(built.sites)} sites{_dims(built)}"),
-        ("parameters", f"{built.parameters:,}, of them {built.parameters_added:,} in activations"),
+        ("model", config.model.name),
+        ("weights", built.weights),
+        ("activation", f"{config.act.label} at {len(report.sites)} sites{_dims(report)}"),
+        ("parameters", f"{built.parameters:,}, of them {report.parameters_added:,} in activations"),
     ]
-    if built.gates:
-        rows.append(("gates kept", _names(built.gates)))
-    if built.leftovers:
-        rows.append(("NOT replaced", _names(built.leftovers)))
-    shared = [site.name for site in built.sites if site.calls > 1]
+    if report.gates:
+        rows.append(("gates kept", _names(report.gates)))
+    kept = tuple(kept for kept in report.kept if not kept.gate)
+    if kept:
+        rows.append(("kept", _names(kept)))
+    if report.leftovers:
+        rows.append(("NOT replaced", _names(report.leftovers)))
+    shared = [site.name for site in report.sites if site.calls > 1]
     if shared:
         rows.append(
             ("shared sites", f"{len(shared)}, each with one set of coefficients for all calls")
         )
+    rows += [("note", note) for note in report.notes]
     return [*rows, ("data", data.description), *(("note", note) for note in data.notes)]
 
 
-def _dims(built: VisionModel) -> str:
-    dims = [site.dim for site in built.sites if site.dim is not None]
+def _dims(report: SwapReport) -> str:
+    dims = [site.dim for site in report.sites if site.dim is not None]
     parts = [f"{dims.count(d)} over dim {d}" for d in sorted(set(dims), reverse=True)]
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _names(modules: tuple[tuple[str, str], ...]) -> str:
-    shown = ", ".join(f"{name} ({kind})" for name, kind in modules[:4])
-    return f"{len(modules)}: {shown}" + (", ..." if len(modules) > 4 else "")
+def _names(kept: tuple[Kept, ...]) -> str:
+    shown = ", ".join(f"{k.name} ({k.was})" for k in kept[:4])
+    return f"{len(kept)}: {shown}" + (", ..." if len(kept) > 4 else "")

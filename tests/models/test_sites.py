@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import pytest
 import torch
@@ -11,12 +10,15 @@ from timm.layers import BatchNormAct2d, LayerNorm2d, LayerNormAct2d, Mlp, Squeez
 from torch import Tensor, nn
 
 from polyvision.errors import PolyvisionError
-from polyvision.models.sites import Placeholder, Site, resolve_sites, separate_placeholders
+from polyvision.models.inputs import image_inputs
+from polyvision.models.sites import find_uses
+from polyvision.models.swap import swap_activations
 
 
-def resolve(model: nn.Module, sizes: Sequence[int] = (8, 16), need_dim: bool = True) -> list[Site]:
-    names = separate_placeholders(model)
-    return resolve_sites(model, names, in_chans=3, sizes=sizes, need_dim=need_dim)
+def resolve(model: nn.Module) -> list[tuple[str, int]]:
+    """Return name and dimension of every site; images of 8x8 pixels, and 16x16 where they fit."""
+    report = swap_activations(model, "polynorm", inputs=image_inputs(model, 8, 3))
+    return [(site.name, site.dim) for site in report.sites]
 
 
 class Nhwc(nn.Module):
@@ -25,20 +27,20 @@ class Nhwc(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 6, 3)
-        self.act = Placeholder()
-        self.mlp = Mlp(6, act_layer=Placeholder)
+        self.act = nn.ReLU()
+        self.mlp = Mlp(6, act_layer=nn.ReLU)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.mlp(self.act(self.conv(x)).permute(0, 2, 3, 1))
 
 
 class Residual(nn.Module):
-    """The sum of two branches: no layer's output reaches the activation itself."""
+    """The larger of two branches: no layer's output reaches the activation itself."""
 
     def __init__(self, after: nn.Module, tokens: bool) -> None:
         super().__init__()
         self.first = nn.Linear(7, 7) if tokens else nn.Conv2d(3, 7, 1)
-        self.act = Placeholder()
+        self.act = nn.ReLU()
         self.after = after
         self.tokens = tokens
 
@@ -46,36 +48,36 @@ class Residual(nn.Module):
         if x.shape[-1] != 8:
             raise RuntimeError("fixed size")
         y = self.first(x[:, :1, :7, :7].flatten(1, 2)) if self.tokens else self.first(x)
-        return self.after(self.act(y + y))
+        return self.after(self.act(torch.maximum(y, y)))
 
 
 def test_channel_last_maps_and_images_in_one_network() -> None:
-    assert resolve(Nhwc()) == [Site("act", 1), Site("mlp.act", -1)]
+    assert resolve(Nhwc()) == [("act", 1), ("mlp.act", -1)]
 
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.Identity, LayerNorm2d, nn.Dropout2d])
 def test_pooled_maps_follow_the_convolution_behind_other_modules(norm: type[nn.Module]) -> None:
     through = norm() if norm in (nn.Identity, nn.Dropout2d) else norm(5)
-    model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(3, 5, 1), through, Placeholder())
-    assert resolve(model) == [Site("3", 1)]
+    model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(3, 5, 1), through, nn.ReLU())
+    assert resolve(model) == [("3", 1)]
 
 
 def test_squeeze_and_excitation() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 16, 1), SqueezeExcite(16, act_layer=Placeholder))
-    assert resolve(model) == [Site("1.act", 1)]
+    model = nn.Sequential(nn.Conv2d(3, 16, 1), SqueezeExcite(16, act_layer=nn.ReLU))
+    assert resolve(model) == [("1.act", 1)]
 
 
 @pytest.mark.parametrize("norm", [BatchNormAct2d, LayerNormAct2d])
 def test_a_norm_that_holds_its_activation(norm: type[nn.Module]) -> None:
     # On a pooled map, where the sizes tell nothing.
     conv = nn.Conv2d(3, 5, 1)
-    model = nn.Sequential(nn.AdaptiveAvgPool2d(1), conv, norm(5, act_layer=Placeholder))
-    assert resolve(model) == [Site("2.act", 1)]
+    model = nn.Sequential(nn.AdaptiveAvgPool2d(1), conv, norm(5, act_layer=nn.ReLU))
+    assert resolve(model) == [("2.act", 1)]
 
 
 def test_vectors_are_channel_last() -> None:
-    model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 5), Placeholder())
-    assert resolve(model) == [Site("3", -1)]
+    model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 5), nn.ReLU())
+    assert resolve(model) == [("3", -1)]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_a_fixed_size_sum_follows_the_layer_it_feeds(
     after: nn.Module, tokens: bool, dim: int
 ) -> None:
     # Tokens and features are both 7 here: nothing but the neighbour can tell them apart.
-    assert resolve(Residual(after, tokens)) == [Site("act", dim)]
+    assert resolve(Residual(after, tokens)) == [("act", dim)]
 
 
 def test_a_site_that_nothing_tells_is_refused_by_name() -> None:
@@ -94,55 +96,76 @@ def test_a_site_that_nothing_tells_is_refused_by_name() -> None:
 
 
 def test_a_site_without_a_steady_dimension_is_refused() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Flatten(), Placeholder())
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Flatten(), nn.ReLU())
     with pytest.raises(PolyvisionError, match=r"'2' has no .*\(2, 192\) and \(2, 768\)"):
         resolve(model)
 
 
 class Reused(nn.Module):
+    """One module over the channels of NCHW and over those of NHWC, and one that is never called."""
+
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 4, 1)
-        self.act = Placeholder()
-        self.unused = Placeholder()
+        self.act = nn.ReLU()
+        self.unused = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.act(self.conv(x))
         return self.act(y.permute(0, 2, 3, 1))
 
 
-def test_one_module_at_two_dimensions_is_refused() -> None:
+def test_one_module_at_two_dimensions_becomes_two() -> None:
+    assert resolve(Reused()) == [("act", 1), ("act_2", -1)]
+
+
+def test_two_dimensions_at_one_place_are_refused() -> None:
+    class Loop(Reused):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.conv(x)
+            for order in ((0, 1, 2, 3), (0, 2, 3, 1)):
+                x = self.act(x.permute(order))
+            return x
+
     with pytest.raises(PolyvisionError, match=r"'act' is called .* dimensions \(\[-1, 1\]\)"):
-        resolve(Reused())
+        resolve(Loop())
 
 
-def test_a_site_that_is_never_called_is_refused() -> None:
-    with pytest.raises(PolyvisionError, match="site 'unused' is never called"):
-        resolve(Reused(), need_dim=False)
+def test_a_site_that_is_never_called_stays_and_is_listed() -> None:
+    model = Reused()
+    report = swap_activations(model, "relu2", inputs=image_inputs(model, 8))
+    assert [(k.name, k.reason) for k in report.kept] == [("unused", "never called")]
+    assert type(model.unused) is nn.ReLU
 
 
-def test_calls_are_counted() -> None:
+def test_calls_that_no_source_tells_apart_are_counted() -> None:
     class Twice(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward(super().forward(x))
+            for _ in range(2):
+                x = super().forward(x)
+            return x
 
-    assert resolve(Twice(nn.Conv2d(3, 3, 1), Placeholder())) == [Site("1", 1, calls=2)]
+    model = Twice(nn.Conv2d(3, 3, 1), nn.ReLU())
+    (site,) = swap_activations(model, "polynorm", inputs=image_inputs(model, 8)).sites
+    assert (site.name, site.dim, site.calls) == ("1", 1, 2)
 
 
 def test_a_shared_module_becomes_two() -> None:
-    shared = Placeholder()
+    shared = nn.ReLU()
     model = nn.Sequential(nn.Conv2d(3, 4, 1), shared, nn.Conv2d(4, 4, 1), shared)
-    assert resolve(model) == [Site("1", 1), Site("3", 1)]
+    assert resolve(model) == [("1", 1), ("3", 1)]
     assert model[1] is not model[3]
 
 
-def test_without_a_dimension_to_find_one_size_is_enough() -> None:
-    assert resolve(Nhwc(), sizes=(8,), need_dim=False) == [Site("act", None), Site("mlp.act", None)]
+def test_a_pointwise_activation_asks_for_no_dimension() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Flatten(), nn.ReLU())
+    (site,) = swap_activations(model, "relu2", inputs=image_inputs(model, 8)).sites
+    assert site.dim is None
 
 
 def test_a_size_the_network_cannot_take_is_one_clear_error() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 9), Placeholder())
-    text = "the model cannot take images of 8x8 pixels with 3 channels: "
+    model = nn.Sequential(nn.Conv2d(3, 4, 9), nn.ReLU())
+    text = "Sequential cannot be traced on inputs of shape (2, 3, 8, 8): "
     with pytest.raises(PolyvisionError, match=re.escape(text)) as caught:
         resolve(model)
     assert "\n" not in str(caught.value)
@@ -154,7 +177,7 @@ class Caching(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm2d(3)
-        self.act = Placeholder()
+        self.act = nn.ReLU()
         self.cache: dict[str, Tensor] = {}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -166,7 +189,8 @@ class Caching(nn.Module):
 def test_the_network_stays_as_it_was(device: str) -> None:
     model = Caching().to(device).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    assert resolve(model) == [Site("act", 1)]
+    (use,), _, _ = find_uses(model, image_inputs(model, 8, 3), need_dim=True)
+    assert (use.name, use.dim) == ("act", 1)
     assert model.training
     assert not model.cache
     assert not model._forward_hooks

@@ -1,0 +1,259 @@
+"""Every call of an activation in a forward pass: of a module or of a function, and from where.
+
+A twin of the network runs on fake tensors, which have shapes but no data. Hooks see the modules, a
+``TorchFunctionMode`` sees the functions, and the caller's frame tells which expression of which
+method made the call. That is what tells apart three uses of one module, and what a rewrite needs.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from polyvision.models.functions import FUNCTIONS, INPLACE, is_activation_module, is_whole_norm
+from polyvision.models.inputs import Inputs
+from polyvision.models.layout import Layout, Layouts
+
+__all__ = ["Call", "Place", "Target", "Tracer"]
+
+_TORCH = str(Path(torch.__file__).parent)
+_OWN = (__file__, str(Path(__file__).with_name("layout.py")))
+# Functions whose results are laid out like their first argument if they have its rank.
+_KEEP = {
+    *(torch.chunk, Tensor.chunk, torch.split, Tensor.split, Tensor.__getitem__, Tensor.narrow),
+    *(torch.mean, Tensor.mean, torch.sum, Tensor.sum, torch.cat, Tensor.contiguous),
+    *(torch.add, Tensor.add, Tensor.__add__, Tensor.__sub__, torch.mul, Tensor.mul),
+    *(Tensor.__mul__, Tensor.__truediv__, F.dropout, F.interpolate, F.pad),
+}
+_SUMS = {torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__}
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """One expression in the source: ``owner`` is the module whose method holds it.
+
+    No two calls end at the same character, so file, line and column of the end name one.
+    """
+
+    owner: str
+    file: str
+    line: int
+    column: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What is called, and from where; the unit that can get an activation of its own.
+
+    Attributes:
+        module: name of the activation module, None for a function.
+        kind: name of the module's class or of the function.
+        place: where the call is written; None if in no module's own method.
+        caller: for messages: the function that makes the call.
+        method: a function that is called as a method of the tensor, ``x.relu()``.
+        inplace: a function that changes its argument, such as ``relu_``.
+    """
+
+    module: str | None
+    kind: str
+    place: Place | None
+    caller: str
+    method: bool = False
+    inplace: bool = False
+
+
+@dataclasses.dataclass
+class Call:
+    """One call in one pass.
+
+    Attributes:
+        shape: of the input.
+        layout: of the input.
+        device: of the input.
+        dtype: of the input.
+        keeps_shape: the output has the input's shape.
+        shifted: the input is a sum with the number 3, as in relu6(x + 3) / 6, a hard-sigmoid.
+    """
+
+    shape: torch.Size
+    layout: Layout
+    device: torch.device
+    dtype: torch.dtype
+    keeps_shape: bool = True
+    shifted: bool = False
+
+
+class Tracer:
+    """A twin of a network that holds no data, and records the activation calls of each pass.
+
+    Args:
+        model: left as it is, on any device including meta.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+        parameter = next(itertools.chain(model.parameters(), model.buffers()), torch.empty(0))
+        self._device = parameter.device
+        # Some networks cache tensors in eval mode; a twin keeps fake ones out of the real network.
+        with FakeCopyMode(self._fake):
+            self._twin = copy.deepcopy(model)
+            _separate(self._twin)
+        self._names = {id(module): name for name, module in self._twin.named_modules()}
+        self._start()
+        for name, module in self._twin.named_modules():
+            module.register_forward_pre_hook(lambda *a: self._layouts.before(*a))
+            if is_activation_module(module):
+                self._watch(name, module)
+            module.register_forward_hook(lambda *a: self._layouts.after(*a))
+
+    def run(self, inputs: Inputs, *, training: bool) -> dict[Target, list[Call]]:
+        """Run the twin and return its activation calls in order.
+
+        Raises:
+            Exception: whatever the network's forward raises for these inputs.
+        """
+        self._start()
+        self._twin.train(training)
+        with torch.no_grad(), _quiet(), self._fake:
+            args, kwargs = tree_map_only(
+                Tensor,
+                lambda t: torch.empty(t.shape, dtype=t.dtype, device=self._device),
+                (inputs.args, inputs.kwargs),
+            )
+            with _Functions(self):
+                self._twin(*args, **kwargs)
+        return self._calls
+
+    def _start(self) -> None:
+        self._layouts = Layouts()
+        self._calls: dict[Target, list[Call]] = {}
+        self._shifted: dict[int, Tensor] = {}  # sums with 3, by id; the tensors are kept alive
+
+    def _watch(self, name: str, module: nn.Module) -> None:
+        def before(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if len(args) == 1 and isinstance(args[0], Tensor) and not self._inside(1):
+                place, caller = self._caller()
+                target = Target(name, type(module).__name__, place, caller)
+                self._note(target, args[0])
+
+        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if len(args) == 1 and isinstance(output, Tensor) and not self._inside(1):
+                self._finish(args[0], output)
+
+        module.register_forward_pre_hook(before)
+        module.register_forward_hook(after)
+
+    def function(self, function: Any, args: tuple[Any, ...], output: Any, given: Any) -> None:
+        """Note a call of a torch function; ``given`` is its first argument."""
+        if function in _KEEP and isinstance(given, Tensor):
+            parts = output if isinstance(output, tuple | list) else (output,)
+            for part in parts:
+                if isinstance(part, Tensor) and part.ndim == given.ndim:
+                    self._layouts.adopt(part, self._layouts.here(given))
+        if function in _SUMS:
+            if 3 in [a for a in args if isinstance(a, int | float)]:
+                self._shifted[id(output)] = output
+        elif function in FUNCTIONS and isinstance(given, Tensor) and not self._inside(0):
+            self._layouts.here(given)
+            place, caller = self._caller()
+            method = getattr(Tensor, getattr(function, "__name__", ""), None) is function
+            inplace = function in INPLACE
+            self._note(Target(None, FUNCTIONS[function], place, caller, method, inplace), given)
+            self._finish(given, output)
+            self._layouts.of(output, like=given)
+
+    def _note(self, target: Target, given: Tensor) -> None:
+        shifted = id(given) in self._shifted
+        layout = self._layouts.of(given)
+        call = Call(given.shape, layout, given.device, given.dtype, shifted=shifted)
+        self._calls.setdefault(target, []).append(call)
+        self._latest = call
+
+    def _finish(self, given: Tensor, output: Tensor) -> None:
+        self._latest.keeps_shape = output.shape == self._latest.shape
+
+    def _inside(self, own: int) -> bool:
+        """Tell whether an activation or a norm with a nonlinearity of its own makes the call."""
+        outer = self._layouts.running[: len(self._layouts.running) - own]
+        return any(is_activation_module(m) or is_whole_norm(m) for m, _ in outer)
+
+    def _caller(self) -> tuple[Place | None, str]:
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and _is_machinery(frame.f_code.co_filename):
+            frame = frame.f_back
+        assert frame is not None
+        code, owner = frame.f_code, _owner(frame)
+        position = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None))
+        _, line, _, column = position
+        if id(owner) not in self._names or line is None or column is None:
+            return None, code.co_qualname
+        place = Place(self._names[id(owner)], code.co_filename, line, column)
+        return place, code.co_qualname
+
+
+class _Functions(TorchFunctionMode):
+    """Shows every torch function to a tracer."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self._tracer = tracer
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        self._tracer.function(func, args, output, args[0] if args else kwargs.get("input"))
+        return output
+
+
+def _owner(frame: FrameType) -> object:
+    """Return the ``self`` of the method that runs, also from a comprehension or lambda in it."""
+    while frame.f_code.co_name.startswith("<") and "self" not in frame.f_locals and frame.f_back:
+        frame = frame.f_back
+    return frame.f_locals.get("self")
+
+
+def _is_machinery(file: str) -> bool:
+    """Tell whether ``file`` only stands between the code of a network and the tracer."""
+    if not file.startswith(f"{_TORCH}/"):
+        return file in _OWN
+    modules = f"{_TORCH}/nn/modules/"
+    return not file.startswith(modules) or file == f"{modules}module.py"
+
+
+def _separate(twin: nn.Module) -> None:
+    """Give every place of an activation module an object of its own."""
+    seen: set[int] = set()
+    for parent in list(twin.modules()):
+        for attribute, child in list(parent._modules.items()):
+            if child is not None and is_activation_module(child):
+                if id(child) in seen:
+                    parent._modules[attribute] = copy.deepcopy(child)
+                seen.add(id(child))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from logging a traceback where a network refuses a size."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = disabled

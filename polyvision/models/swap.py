@@ -1,0 +1,294 @@
+"""Replace the activations of any network, and say exactly what was replaced and what was not."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from polyvision.activations import activation_info, activation_names, create_activation
+from polyvision.errors import PolyvisionError, unknown
+from polyvision.models.calls import Target, Tracer
+from polyvision.models.choice import Select, choose
+from polyvision.models.functions import is_activation_module, is_whole_norm
+from polyvision.models.inputs import Inputs, example_inputs
+from polyvision.models.rewrite import CannotRewrite, drops_result, rewritten_class
+from polyvision.models.sites import Use, find_uses
+from polyvision.models.swap_report import Kept, Site, SwapReport
+
+__all__ = ["OnLeftover", "check_activation", "swap_activations"]
+
+OnLeftover = Literal["error", "warn", "ignore"]
+
+
+def swap_activations(
+    model: nn.Module,
+    act: str,
+    *,
+    inputs: Tensor | Sequence[Any] | Mapping[str, Any] | Inputs | None = None,
+    include: Select | Iterable[Select] | None = None,
+    exclude: Select | Iterable[Select] | None = None,
+    on_leftover: OnLeftover = "error",
+    **options: Any,
+) -> SwapReport:
+    """Give every activation site of ``model`` an activation ``act`` of its own, in place.
+
+    Activation modules are replaced, also inside norms that hold one (``BatchNormAct2d.act``). A
+    module that serves several sites gets one successor for each. A call of a function such as
+    ``F.relu`` becomes a module of the module that makes the call. A normalising activation gets the
+    feature dimension of its site, found by running the network on tensors without data. Every
+    other entry of the ``state_dict`` keeps its name and value.
+
+    Gates (sigmoid, hard-sigmoid, tanh) stay unless ``include`` names them, and so do norms whose
+    nonlinearity is part of them (EvoNorm).
+
+    Args:
+        model: any network, on any device including meta; not yet compiled or scripted.
+        act: a registered activation that takes one input.
+        inputs: what ``model`` takes: a tensor, a tuple of arguments or a dictionary of keywords, of
+            which only shapes and dtypes matter. Not needed for most models of timm, torchvision and
+            transformers.
+        include: replace these only: roles (``stem block head gate mlp``), names or patterns of
+            names (``layer1.*``), module classes or functions (``nn.GELU``, ``F.relu``). A pattern
+            with ``*`` or ``?`` does not reach gates.
+        exclude: keep these, given in the same way.
+        on_leftover: what to do about activations that should be replaced and cannot be:
+            ``error`` (the model is left as it was), ``warn``, or ``ignore`` (they are listed).
+        options: keywords of the activation, such as ``order``.
+
+    Returns:
+        A record of what was done; ``print`` it for a table.
+
+    Raises:
+        PolyvisionError: a name, option, selection or input does not fit, a feature dimension
+            cannot be told, or something is left over. The model is then unchanged.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Sigmoid())
+        >>> report = swap_activations(model, "polynorm", order=2)
+        >>> model[1], [site.dim for site in report.sites], [gate.name for gate in report.gates]
+        (PolyNorm(order=2, eps=1e-06, dim=1), [1], ['3'])
+    """
+    check_activation(act, options, place=type(model).__name__)
+    if on_leftover not in get_args(OnLeftover):
+        raise unknown("on_leftover", str(on_leftover), get_args(OnLeftover))
+    _check_model(model)
+    if inputs is None:
+        inputs = example_inputs(model)
+    elif not isinstance(inputs, Inputs):
+        inputs = Inputs.of(inputs)
+    before = sum(p.numel() for p in model.parameters())
+    need_dim = activation_info(act).kind == "normalising"
+    uses, idle, notes = find_uses(model, inputs, need_dim=need_dim)
+    chosen, kept = choose(model, uses, include, exclude)
+    kept += [Kept(name, kind, "never called") for name, kind in idle.items()]
+    kept += [
+        Kept(name, type(module).__name__, "a norm with its nonlinearity inside")
+        for name, module in model.named_modules()
+        if is_whole_norm(module)
+    ]
+    edit = _Edit(model, act, options)
+    leftovers = edit.prepare(chosen, uses)
+    edit.apply()
+    try:
+        leftovers += _audit(model, inputs, edit.done)
+        _settle(leftovers, on_leftover, type(model).__name__, act)
+    except BaseException:
+        edit.undo()
+        raise
+    return SwapReport(
+        activation=act,
+        sites=tuple(_site(use) for use in edit.done),
+        kept=tuple(kept),
+        leftovers=tuple(leftovers),
+        parameters_added=sum(p.numel() for p in model.parameters()) - before,
+        notes=tuple(notes),
+    )
+
+
+def check_activation(act: str, options: Mapping[str, Any], *, place: str) -> None:
+    """Check the name and the names of the options.
+
+    Raises:
+        PolyvisionError: unknown, or gated, which fits no site of one input.
+    """
+    info = activation_info(act)
+    if info.kind == "gated":
+        valid = activation_names("pointwise", "normalising", "stochastic")
+        raise PolyvisionError(
+            f"{act} is gated: it needs two inputs and fits the feed-forward network of a language "
+            f"model only. For {place} choose one of: {', '.join(valid)}."
+        )
+    fields = [field.name for field in dataclasses.fields(info.options)]
+    for option in options:
+        if option not in fields:
+            raise unknown(f"option of activation {act!r}", option, fields)
+
+
+def _check_model(model: nn.Module) -> None:
+    kind = type(model).__name__
+    if not isinstance(model, nn.Module):
+        raise PolyvisionError(f"swap_activations needs an nn.Module, got {kind}")
+    if isinstance(model, torch.jit.ScriptModule) or kind == "OptimizedModule":
+        raise PolyvisionError(
+            f"{kind}: swap the activations of the plain network, then compile or script it"
+        )
+    if is_activation_module(model):
+        raise PolyvisionError(f"the model is itself an activation, {kind}; there is no place in it")
+
+
+class _Edit:
+    """The changes to a network: prepared whole, then made, and undone if the audit fails."""
+
+    def __init__(self, model: nn.Module, act: str, options: Mapping[str, Any]) -> None:
+        self.done: list[Use] = []
+        self._model = model
+        self._act = act
+        self._options = dict(options)
+        self._modules: list[tuple[nn.Module, str, nn.Module]] = []  # parent, attribute, new
+        self._classes: list[tuple[nn.Module, type[nn.Module]]] = []
+        self._undo: list[Callable[[], None]] = []
+
+    def prepare(self, chosen: Sequence[Use], uses: Sequence[Use]) -> list[Kept]:
+        """Build every activation and every rewritten class; return what cannot be replaced."""
+        left = []
+        by_owner: dict[str, list[Use]] = {}
+        new: dict[str, nn.Module] = {}
+        names = {use.name for use in chosen}
+        for use in uses:
+            target = use.targets[0]
+            if use.name in names and not use.keeps_shape:
+                left.append(Kept(use.name, use.kind, "its output has another shape than its input"))
+            elif use.name in names and not use.rewritten and any(map(drops_result, use.targets)):
+                reason = f"{target.caller} drops its result: it relies on a change in place"
+                left.append(Kept(use.name, use.kind, reason))
+            elif use.name in names and use.rewritten and target.place is None:
+                reason = f"called in {target.caller}, which is no method of a module"
+                left.append(Kept(use.name, use.kind, reason))
+            elif use.name in names:
+                new[use.name] = self._build(use)
+                self.done.append(use)
+            elif use.rewritten and target.module in names:
+                # It shares a module that is replaced, and itself stays: it takes the old one along.
+                new[use.name] = self._model.get_submodule(target.module or "")
+            if use.name in new and use.rewritten and target.place is not None:
+                by_owner.setdefault(target.place.owner, []).append(use)
+        for owner, theirs in by_owner.items():
+            for kept in self._rewrite(self._model.get_submodule(owner), theirs):
+                left.append(kept)
+                del new[kept.name]
+        self.done = [use for use in self.done if use.name in new]
+        for name, module in new.items():
+            parent, _, attribute = name.rpartition(".")
+            place = self._model.get_submodule(parent)
+            self._modules.append((place, attribute, module.train(place.training)))
+        return left
+
+    def _rewrite(self, owner: nn.Module, uses: Sequence[Use]) -> list[Kept]:
+        """Rewrite what can be rewritten of the calls that one module makes."""
+        edits: dict[Target, str] = {}
+        left, new = [], None
+        for use in uses:
+            edit = {use.targets[0]: use.name.rpartition(".")[2]}
+            try:
+                new = rewritten_class(owner, edits | edit)
+            except CannotRewrite as reason:
+                left.append(Kept(use.name, use.kind, str(reason)))
+            else:
+                edits |= edit
+        if new is not None:
+            self._classes.append((owner, new))
+        return left
+
+    def _build(self, use: Use) -> nn.Module:
+        """Build the activation of one site."""
+        keywords = dict(self._options)
+        accepted = inspect.signature(activation_info(self._act).factory).parameters
+        if activation_info(self._act).kind == "normalising":
+            if use.dim is None:
+                raise PolyvisionError(
+                    f"activation site {use.name!r} {use.no_dim}; exclude it or choose a pointwise "
+                    "activation"
+                )
+            keywords["dim"] = use.dim
+        if "device" in accepted:
+            keywords["device"] = use.device
+        if "dtype" in accepted and use.dtype.is_floating_point:
+            keywords["dtype"] = use.dtype
+        return create_activation(self._act, **keywords)
+
+    def apply(self) -> None:
+        """Make the prepared changes."""
+        for owner, cls in self._classes:
+            self._undo.append(partial(setattr, owner, "__class__", type(owner)))
+            owner.__class__ = cls
+        for parent, attribute, new in self._modules:
+            self._undo.append(partial(_restore, parent, attribute, parent._modules.get(attribute)))
+            parent._modules[attribute] = new
+            _leave_fast_path(parent, self._undo)
+
+    def undo(self) -> None:
+        """Put everything back."""
+        while self._undo:
+            self._undo.pop()()
+
+
+def _restore(parent: nn.Module, attribute: str, module: nn.Module | None) -> None:
+    if module is None:
+        del parent._modules[attribute]
+    else:
+        parent._modules[attribute] = module
+
+
+def _leave_fast_path(owner: nn.Module, undo: list[Callable[[], None]]) -> None:
+    """Keep torch's encoder layer from a fused kernel that would compute its old activation."""
+    flag = getattr(owner, "activation_relu_or_gelu", 0)
+    if flag:
+        undo.append(partial(setattr, owner, "activation_relu_or_gelu", flag))
+        setattr(owner, "activation_relu_or_gelu", 0)  # noqa: B010 - mypy takes it for a module
+
+
+def _audit(model: nn.Module, inputs: Inputs, uses: Sequence[Use]) -> list[Kept]:
+    """Trace the changed network: every new module must get the calls that its site had."""
+    tracer = Tracer(model)
+    calls = {
+        training: {
+            target.module: seen for target, seen in tracer.run(inputs, training=training).items()
+        }
+        for training in {use.training for use in uses}
+    }
+    left = []
+    for use in uses:
+        now = len(calls[use.training].get(use.name, []))
+        if now != use.calls:
+            left.append(Kept(use.name, use.kind, f"the new module gets {now} of {use.calls} calls"))
+    return left
+
+
+def _settle(leftovers: Sequence[Kept], on_leftover: OnLeftover, model: str, act: str) -> None:
+    """Raise, warn or say nothing about what is left over."""
+    if not leftovers or on_leftover == "ignore":
+        return
+    shown = "; ".join(f"{k.name} ({k.was}): {k.reason}" for k in leftovers[:5])
+    more = f"; and {len(leftovers) - 5} more" if len(leftovers) > 5 else ""
+    text = f"{model}: {len(leftovers)} activations cannot be replaced by {act}: {shown}{more}."
+    if on_leftover == "error":
+        raise PolyvisionError(
+            f"{text} The model is unchanged. exclude= them, or pass on_leftover='warn' or 'ignore'."
+        )
+    warnings.warn(text, stacklevel=3)
+
+
+def _site(use: Use) -> Site:
+    how: Any = "module"
+    if use.targets[0].module is None:
+        how = "function"
+    elif use.rewritten:
+        how = "unshared"
+    return Site(use.name, use.kind, how, use.role, use.dim, use.calls)
