@@ -66,7 +66,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse; font-size: 13px; margin: 1rem 0; display: block; overflow-x: auto }
+table { border-collapse: collapse; font-size: 13px; margin: 1rem 0 }
 th, td { border: 1px solid #ccc; padding: .2rem .5rem; text-align: left; vertical-align: top }
 th { background: #f2f2f2 } img { max-width: 100% }
 """

@@ -70,7 +70,9 @@ class Board(TensorBoardLogger):
         """
         for end in self.folder.glob(f"events.out.tfevents*{_END_SUFFIX}"):
             end.unlink()
-        experiment, start, _ = hparams(dict(settings), dict.fromkeys(metrics, 0.0))
+        experiment, start, _ = hparams(  # type: ignore[no-untyped-call]
+            dict(settings), dict.fromkeys(metrics, 0.0)
+        )
         writer = self.experiment
         for summary in (experiment, start):
             writer.file_writer.add_summary(summary)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 __all__ = ["SITES_PER_FIGURE", "Curve", "activation_curves", "site_curve"]
 
-SITES_PER_FIGURE = 56
-_COLUMNS = 8
+SITES_PER_FIGURE = 64
 _POINTS = 101
 
 
@@ -88,38 +89,99 @@ def _apply(module: nn.Module, x: Tensor) -> Tensor:
     return y.flatten()
 
 
+# One set of axes holds all panels: 49 of their own would take ten times as long to draw.
+_STEP = (1.25, 1.5)  # from panel to panel, whose sides are 1
+_STYLES: dict[str, dict[str, Any]] = {
+    "ReLU": {"color": "0.65", "linewidth": 0.9},
+    "GELU": {"color": "0.65", "linewidth": 0.9, "linestyle": ":"},
+    "initial": {"color": "tab:orange", "linewidth": 1.1, "linestyle": "--"},
+    "learned": {"color": "tab:blue", "linewidth": 1.3},
+}
+
+
 def _figure(curves: Mapping[str, Curve]) -> Figure:
-    columns = min(_COLUMNS, len(curves))
+    columns = math.ceil(math.sqrt(len(curves)))
     lines = math.ceil(len(curves) / columns)
-    figure = Figure(figsize=(max(1.7 * columns, 5), 1.4 * lines + 0.7), dpi=80)
-    panels = figure.subplots(lines, columns, squeeze=False).flatten()
-    for axes, (name, curve) in zip(panels, curves.items(), strict=False):
-        _draw(axes, name, curve)
-    for axes in panels[len(curves) :]:
-        axes.set_axis_off()
-    # Placed by hand: the layout engines of matplotlib take longer than all the rest.
-    top = 1 - 0.6 / float(figure.get_figheight())
-    figure.subplots_adjust(left=0.04, right=0.99, bottom=0.06, top=top, hspace=0.75, wspace=0.3)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="upper center", ncols=4, fontsize="small", frameon=False)
+    width, height = max(1.5 * columns, 4.0) + 0.2, 1.5 * lines + 0.4
+    figure = Figure(figsize=(width, height), dpi=80)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
+    axes.set_xlim(-0.2, max(_STEP[0] * columns, 4.0 / 1.5 * _STEP[0]))
+    axes.set_ylim(-_STEP[1] * (lines - 1) - 0.3, 1.6)
+    strokes: dict[str, list[Tensor]] = {style: [] for style in _STYLES}
+    frames: list[Tensor] = []
+    for i, (name, curve) in enumerate(curves.items()):
+        corner = torch.tensor([_STEP[0] * (i % columns), -_STEP[1] * (i // columns)])
+        panel = _Panel(corner, curve)
+        frames += [panel.frame(), *panel.zeros()]
+        for style, y in _lines(curve).items():
+            strokes[style].append(panel.place(curve.x, y))
+        panel.label(axes, name)
+    axes.add_collection(LineCollection(_arrays(frames), colors="0.85", linewidths=0.6))
+    for style, paths in strokes.items():
+        axes.add_collection(LineCollection(_arrays(paths), label=style, **_STYLES[style]))
+    axes.legend(loc="upper left", ncols=4, fontsize="small", frameon=False, borderaxespad=0.2)
     return figure
 
 
-def _draw(axes: Axes, name: str, curve: Curve) -> None:
+def _lines(curve: Curve) -> dict[str, Tensor]:
     x = curve.x
-    lines = {
-        "ReLU": (F.relu(x), {"color": "0.7", "linewidth": 0.8}),
-        "GELU": (F.gelu(x), {"color": "0.7", "linewidth": 0.8, "linestyle": ":"}),
-        "initial": (curve.initial, {"color": "tab:orange", "linewidth": 1, "linestyle": "--"}),
-        "learned": (curve.learned, {"color": "tab:blue", "linewidth": 1.2}),
+    return {
+        "ReLU": F.relu(x),
+        "GELU": F.gelu(x),
+        "initial": curve.initial,
+        "learned": curve.learned,
     }
-    for label, (y, style) in lines.items():
-        axes.plot(x.numpy(), y.numpy(), label=label, **style)
-    own = torch.cat([curve.learned, curve.initial])
-    own = own[own.isfinite()]
-    if own.numel() and own.min() < own.max():  # ReLU and GELU may leave the panel
-        margin = 0.15 * float(own.max() - own.min())
-        axes.set_ylim(float(own.min()) - margin, float(own.max()) + margin)
-    axes.set_title(name, fontsize=6, pad=2)
-    axes.tick_params(labelsize=5, length=2, pad=1)
-    axes.locator_params(nbins=3)
+
+
+def _arrays(paths: list[Tensor]) -> list[Any]:
+    return [path.numpy() for path in paths]
+
+
+class _Panel:
+    """A unit square that holds one curve; its range is that of the site's own two functions.
+
+    ReLU and GELU may leave it.
+    """
+
+    def __init__(self, corner: Tensor, curve: Curve) -> None:
+        self.corner = corner
+        own = torch.cat([curve.learned, curve.initial])
+        own = own[own.isfinite()]
+        self.x = _range(curve.x)
+        self.y = _range(own if own.numel() else torch.zeros(1))
+
+    def place(self, x: Tensor, y: Tensor) -> Tensor:
+        """Map a line into the panel, (points, 2); what lies outside becomes a gap."""
+        u = (x - self.x[0]) / (self.x[1] - self.x[0])
+        v = (y - self.y[0]) / (self.y[1] - self.y[0])
+        v = torch.where((v >= -0.001) & (v <= 1.001), v, torch.nan)
+        return torch.stack([u, v], dim=1) + self.corner
+
+    def frame(self) -> Tensor:
+        """Return the outline."""
+        return self.corner + torch.tensor([[0.0, 0], [1, 0], [1, 1], [0, 1], [0, 0]])
+
+    def zeros(self) -> list[Tensor]:
+        """Return the lines x = 0 and y = 0 where they cross the panel."""
+        found = []
+        if self.x[0] < 0 < self.x[1]:
+            found.append(self.place(torch.zeros(2), torch.tensor(self.y)))
+        if self.y[0] < 0 < self.y[1]:
+            found.append(self.place(torch.tensor(self.x), torch.zeros(2)))
+        return found
+
+    def label(self, axes: Axes, name: str) -> None:
+        """Write the site's name above, and the ends of both ranges at the sides."""
+        left, bottom = self.corner.tolist()
+        axes.text(left + 0.5, bottom + 1.03, name, fontsize=7, ha="center", va="bottom")
+        for value, across, align in ((self.x[0], 0, "left"), (self.x[1], 1, "right")):
+            axes.text(left + across, bottom - 0.03, f"{value:.3g}", fontsize=6, ha=align, va="top")
+        for value, up, align in ((self.y[0], 0, "bottom"), (self.y[1], 1, "top")):
+            axes.text(left - 0.02, bottom + up, f"{value:.3g}", fontsize=6, ha="right", va=align)
+
+
+def _range(values: Tensor) -> tuple[float, float]:
+    """Return least and largest value, apart even where all are equal."""
+    low, high = float(values.min()), float(values.max())
+    return (low, high) if high > low else (low - 0.5, low + 0.5)

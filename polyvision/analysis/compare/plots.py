@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -51,7 +51,7 @@ def _draw(axes: Axes, tag: str, act: str, runs: Sequence[Run], colour: str) -> N
 
 
 def mean_and_band(
-    lines: Sequence[Mapping[int, float]],
+    lines: Sequence[Series],
 ) -> tuple[list[int], list[float], list[float]]:
     """Return the steps that all lines have, the means there, and the standard deviations.
 
@@ -64,7 +64,7 @@ def mean_and_band(
 
 
 def smooth(values: Series) -> Series:
-    """Return the mean over the last hundredth of the points at each; short lines stay as they are."""
+    """Return at each point the mean over the last hundredth of all; short lines stay the same."""
     window = max(1, len(values) // _POINTS)
     numbers = list(values.values())
     starts = (max(0, i + 1 - window) for i in range(len(numbers)))

@@ -110,7 +110,8 @@ def _expand(place: str) -> list[str]:
     path = os.path.expanduser(place)
     if os.path.exists(path):
         return [path]
-    return sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else []
+    found = glob.glob(path, recursive=True) if glob.has_magic(path) else []
+    return sorted(found, key=_natural)
 
 
 def _below(path: Path, name: str) -> list[Path]:
@@ -119,7 +120,7 @@ def _below(path: Path, name: str) -> list[Path]:
     return [file.parent for file in files if (file.parent / "config.yaml").is_file()]
 
 
-def _natural(path: Path) -> list[str | int]:
+def _natural(path: str | Path) -> list[str | int]:
     """Sort seed10 after seed9."""
     parts = re.split(r"(\d+)", str(path))
     return [int(part) if i % 2 else part for i, part in enumerate(parts)]
@@ -154,7 +155,7 @@ def read_run(folder: Path) -> Run:
         )
     except (KeyError, TypeError) as error:
         raise PolyvisionError(
-            f"{folder / STATE_FILE} is not the state of a run: {error}"
+            f"{folder / STATE_FILE} is not the state of a run: {type(error).__name__} {error}"
         ) from error
 
 

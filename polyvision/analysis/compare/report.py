@@ -6,7 +6,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 
 from polyvision.analysis.compare.pairing import (
     TRAIN_LOSS,
@@ -73,10 +73,10 @@ class Comparison:
         made: dict[str, tuple[str, Measure]] = {}
         for tag in self.metrics:
             what = "mean of the last tenth" if tag == TRAIN_LOSS else end
-            made[f"{tag} ({what})"] = (tag, lambda run, tag=tag: final(run, tag, self.step))
+            made[f"{tag} ({what})"] = (tag, partial(final, tag=tag, step=self.step))
         for tag in self.metrics:
             if tag != TRAIN_LOSS:
-                made[f"{tag} (best)"] = (tag, lambda run, tag=tag: best(run, tag, self.step))
+                made[f"{tag} (best)"] = (tag, partial(best, tag=tag, step=self.step))
         return made
 
     def values(self, measure: Measure) -> dict[str, dict[int, float]]:

@@ -63,12 +63,18 @@ def check_alike(runs: Sequence[Run], allow: Sequence[str] = ()) -> list[str]:
             f"--allow {','.join(refused)}"
         )
     notes = [f"Settings differ, as allowed: {key}: {text}." for key, text in differing.items()]
-    surroundings = [run.environment for run in runs]
+    surroundings = [_surroundings(run) for run in runs]
     for key in _SURROUNDINGS:
         text = _difference(runs, surroundings, key)
         if text:
-            notes.append(f"Not all runs were made in the same place: {key}: {text}.")
+            notes.append(f"Not all runs were made alike: {key}: {text}.")
     return notes
+
+
+def _surroundings(run: Run) -> dict[str, Any]:
+    git = run.environment.get("git")
+    state = git and git["commit"][:10] + (" with changes" if git["changed"] else "")
+    return {**run.environment, "git": state}
 
 
 def _covers(name: str, key: str) -> bool:
