@@ -37,9 +37,8 @@ def test_a_run_without_a_state_is_told_apart(write_run, tmp_path):
 
 def test_a_torn_last_line_is_passed_over_and_other_damage_is_counted(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_text(
-        '{"step": 1, "a": 1.5}\nnoise\n[1]\n{"a": 2}\n{"step": 2, "a": NaN}\n{"step": 3, "'
-    )
+    whole = ['{"step": 1, "a": 1.5}', "noise", "[1]", '{"a": 2}', '{"step": 2, "a": NaN}']
+    path.write_text("\n".join([*whole, '{"step": 3, "']))
     series, unreadable = read_metrics(path)
     assert list(series["a"]) == [1, 2]
     assert series["a"][1] == 1.5

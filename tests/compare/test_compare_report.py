@@ -119,10 +119,8 @@ def test_an_unfinished_run_is_said_and_not_averaged(write_run, report, status):
     write_run("relu", 3)
     printed = report()
     why = r" \(NonFiniteError: step 2\)" if status == "failed" else ""
-    assert re.search(
-        rf"- Not in any mean or difference: polynorm/seed3 is {status} at step 2 of 4{why}\.",
-        printed,
-    )
+    said = rf"- Not in any mean or difference: polynorm/seed3 is {status} at step 2 of 4{why}\."
+    assert re.search(said, printed)
     assert "No finished run of polynorm with seed 3" in printed
     assert cells(printed, "val/acc1 (last)")[2] == "0.9000 ± 0.0000 (3 runs)"
     assert cells(printed, "polynorm   | 3")[2:4] == [status, "2 of 4"]
