@@ -51,6 +51,10 @@ def format_summary(run: Run, summary: Mapping[str, Any]) -> str:
         ("tensorboard", f"tensorboard --logdir {group}"),
         ("compare", f"python {script} -m act={_rivals(settings)}; polyvision compare {group}"),
     ]
+    skipped = summary["unreadable"]
+    if skipped:
+        names = ", ".join(skipped[:3]) + (", ..." if skipped[3:] else "")
+        rows.insert(2, ("NOT read", f"{len(skipped)} training files: {names}"))
     return format_table("Summary", rows)
 
 

@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,6 +58,7 @@ class Task:
         tokens_per_sample: tokens of a sample; None for images.
         callbacks: further callbacks.
         files: text files for the run folder, by name.
+        unreadable: names the training files skipped so far.
     """
 
     model: nn.Module
@@ -72,6 +74,7 @@ class Task:
     tokens_per_sample: int | None = None
     callbacks: list[Callback] = dataclasses.field(default_factory=list)
     files: dict[str, str] = dataclasses.field(default_factory=dict)
+    unreadable: Callable[[], list[Path]] = list
 
 
 @dataclasses.dataclass(frozen=True)
@@ -366,6 +369,7 @@ def _summary(
         "steps": trainer.global_step,
         "samples_per_s": round(rates[len(rates) // 2], 2) if rates else None,
         "torch_threads": torch.get_num_threads(),
+        "unreadable": [str(path) for path in task.unreadable()],
     }
 
 
