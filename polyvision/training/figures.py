@@ -102,11 +102,11 @@ _STYLES: dict[str, dict[str, Any]] = {
 def _figure(curves: Mapping[str, Curve]) -> Figure:
     columns = math.ceil(math.sqrt(len(curves)))
     lines = math.ceil(len(curves) / columns)
-    width, height = max(1.5 * columns, 4.0) + 0.2, 1.5 * lines + 0.4
+    width, height = max(1.5 * columns, 4.0) + 0.3, 1.5 * lines + 0.4
     figure = Figure(figsize=(width, height), dpi=80)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
-    axes.set_xlim(-0.2, max(_STEP[0] * columns, 4.0 / 1.5 * _STEP[0]))
+    axes.set_xlim(-0.42, max(columns, 4.0 / 1.5) * _STEP[0] - 0.2)
     axes.set_ylim(-_STEP[1] * (lines - 1) - 0.3, 1.6)
     strokes: dict[str, list[Tensor]] = {style: [] for style in _STYLES}
     frames: list[Tensor] = []

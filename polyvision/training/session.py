@@ -263,7 +263,8 @@ def _recorded(
         yield
         return
     environment = json.loads((run.folder / "environment.json").read_text())
-    metrics = [*task.shown, "train/loss", "perf/samples_per_s"]
+    # The tab shows the first one unasked.
+    metrics = dict.fromkeys([task.monitor, *task.shown, "train/loss", "perf/samples_per_s"])
     board.describe(facts["settings"], metrics, run_card(environment, rows), first_step)
     success = False
     try:
