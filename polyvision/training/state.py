@@ -12,9 +12,9 @@ from typing import Any
 
 from polyvision.training.run import write_json
 
-__all__ = ["STATE_FILE", "track"]
+__all__ = ["track"]
 
-STATE_FILE = "state.json"
+_STATE_FILE = "state.json"
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def track(
         first_step: the step that the run goes on from; 0 for a new run.
         step: tells the current optimizer step.
     """
-    path = folder / STATE_FILE
+    path = folder / _STATE_FILE
     resumed = [*_resumed(path), first_step] if first_step else []
     record: dict[str, Any] = {
         "state": "running",

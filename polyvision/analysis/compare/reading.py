@@ -17,11 +17,11 @@ from typing import Any
 import yaml
 
 from polyvision.errors import PolyvisionError
-from polyvision.training.state import STATE_FILE
 
 __all__ = ["Run", "Series", "find_runs", "read_metrics", "read_run"]
 
 Series = dict[int, float]
+_STATE_FILE = "state.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,11 +94,11 @@ def find_runs(places: Sequence[str]) -> tuple[list[Path], list[Path]]:
         paths = [Path(path) for path in _expand(place)]
         if not paths:
             raise PolyvisionError(f"{place} does not exist: give run folders, such as runs/vision")
-        inside = [folder for path in paths for folder in _below(path, STATE_FILE)]
+        inside = [folder for path in paths for folder in _below(path, _STATE_FILE)]
         older = [folder for path in paths for folder in _below(path, "metrics.jsonl")]
         if not inside:
             raise PolyvisionError(
-                f"no run in {place}: a run folder holds config.yaml and {STATE_FILE}. Give run "
+                f"no run in {place}: a run folder holds config.yaml and {_STATE_FILE}. Give run "
                 f"folders or folders above them, such as runs/vision"
             )
         found |= dict.fromkeys(inside)
@@ -133,7 +133,7 @@ def read_run(folder: Path) -> Run:
         PolyvisionError: one of its files is damaged.
     """
     config = _load(folder / "config.yaml", yaml.safe_load)
-    state = _load(folder / STATE_FILE, json.loads)
+    state = _load(folder / _STATE_FILE, json.loads)
     environment = folder / "environment.json"
     series, unreadable = read_metrics(folder / "metrics.jsonl")
     try:
@@ -155,7 +155,7 @@ def read_run(folder: Path) -> Run:
         )
     except (KeyError, TypeError) as error:
         raise PolyvisionError(
-            f"{folder / STATE_FILE} is not the state of a run: {type(error).__name__} {error}"
+            f"{folder / _STATE_FILE} is not the state of a run: {type(error).__name__} {error}"
         ) from error
 
 
