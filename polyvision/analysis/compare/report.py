@@ -144,7 +144,7 @@ class Comparison:
         table = [("metric", *acts)]
         for label, (_, measure) in self.measures.items():
             values = self.values(measure)
-            table.append((label, *(spread(values[act].values()) for act in acts)))
+            table.append((label, *(_spread(values[act].values()) for act in acts)))
         return Section(
             "Metrics",
             (
@@ -196,8 +196,8 @@ class Comparison:
                     act,
                     " / ".join(f"{size:,}" for size in sizes),
                     " / ".join(f"{size / 2**20:.1f}" for size in kept),
-                    spread(peaks[act].values(), "{:.2f}"),
-                    spread(rates[act].values(), "{:,.0f}"),
+                    _spread(peaks[act].values(), "{:.2f}"),
+                    _spread(rates[act].values(), "{:,.0f}"),
                     _ratio(rates[act], rates[self.baseline]),
                 )
             )
@@ -239,8 +239,8 @@ class Comparison:
                         run.status,
                         f"{run.step:,} of {run.total_steps:,}",
                         ", ".join(map(str, run.resumed_at)) or "-",
-                        number(final(run, monitor)),
-                        number(best(run, monitor)),
+                        _number(final(run, monitor)),
+                        _number(best(run, monitor)),
                         str(run.folder),
                     )
                 )
@@ -252,19 +252,19 @@ def _present(seeds: Mapping[int, Run], measure: Measure) -> dict[int, float]:
     return {seed: value for seed, value in values.items() if value is not None}
 
 
-def spread(values: Iterable[float], form: str | None = None) -> str:
+def _spread(values: Iterable[float], form: str | None = None) -> str:
     """Write mean, standard deviation and count; without a deviation where there is one value."""
     numbers = list(values)
     if not numbers:
         return "-"
-    write = number if form is None else form.format
+    write = _number if form is None else form.format
     if len(numbers) == 1:
         return f"{write(numbers[0])} (1 run)"
     std = statistics.stdev(numbers)
-    return f"{write(statistics.fmean(numbers))} ± {write(std)} ({len(numbers)} runs)"
+    return f"{write(statistics.fmean(numbers))} \u00b1 {write(std)} ({len(numbers)} runs)"
 
 
-def number(value: float | None, sign: str = "") -> str:
+def _number(value: float | None, sign: str = "") -> str:
     """Write four decimals, or four digits of large values."""
     if value is None:
         return "-"
@@ -276,12 +276,12 @@ def _difference_cells(difference: Difference, tag: str) -> tuple[str, str, str, 
     pairs = f"{len(difference.seeds)} (seed{'s' if len(difference.seeds) > 1 else ''} {seeds})"
     if not difference.seeds:
         return "-", "-", "none", "no seed in common"
-    mean, interval = number(difference.mean, "+"), difference.interval
+    mean, interval = _number(difference.mean, "+"), difference.interval
     if interval is None:
         why = "one pair" if len(difference.seeds) == 1 else "equal differences"
         return mean, f"{why}: no interval", pairs, "not known"
     low, high = interval
-    text = f"{number(low, '+')} to {number(high, '+')}"
+    text = f"{_number(low, '+')} to {_number(high, '+')}"
     if not (low > 0 or high < 0):
         return mean, text, pairs, "not told apart"
     return mean, text, pairs, "better" if (low > 0) == higher_is_better(tag) else "worse"
