@@ -18,6 +18,10 @@ __all__ = ["main"]
 
 # Verb -> what it does, the module that does it.
 _VERBS: dict[str, tuple[str, str]] = {
+    "compare": (
+        "compare the runs of several activations, paired by seed",
+        "polyvision.analysis.compare.command",
+    ),
     "env": (
         "print which kernels compute on this machine, and why",
         "polyvision.kernels.environment",

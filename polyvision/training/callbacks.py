@@ -1,25 +1,18 @@
-"""What a run writes while it trains: throughput, learned activations, and lines for people."""
+"""What a run writes while it trains: throughput, memory, and lines for people."""
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
-from torch import Tensor, nn
 
-from polyvision.activations import activation_modules
-from polyvision.training.figures import activation_curves
-
-__all__ = ["ActivationMonitor", "Console", "Throughput", "tensorboard"]
-
-# Histograms and curves are drawn from at most this many values of a site.
-_SAMPLE = 16384
+__all__ = ["Console", "Throughput", "tensorboard"]
 
 
 def tensorboard(trainer: Trainer) -> Any:
@@ -28,13 +21,11 @@ def tensorboard(trainer: Trainer) -> Any:
     return next((lo.experiment for lo in loggers if trainer.is_global_zero), None)
 
 
-def _sites(pl_module: LightningModule) -> dict[str, nn.Module]:
-    return activation_modules(cast(nn.Module, pl_module.model))
-
-
 class Throughput(Callback):
-    """Log samples (and tokens) per second, and model FLOP utilisation where the peak is known.
+    """Log samples and tokens per second, FLOP utilisation where the peak is known, and memory.
 
+    ``perf/peak_memory_gib`` is the largest amount so far: on a GPU that of tensors, otherwise that
+    of the whole process, libraries and data included; it is left out where the system tells none.
     Time spent in validation and saving does not count.
 
     Args:
@@ -90,92 +81,23 @@ class Throughput(Callback):
         peak = get_available_flops(pl_module.device, self.dtype)
         if peak:
             values["perf/mfu"] = rate * self.flops_per_sample / (peak * trainer.world_size)
+        memory = _peak_memory(pl_module.device)
+        if memory is not None:
+            values["perf/peak_memory_gib"] = memory / 2**30
         pl_module.log_dict(values)
         self._restart()
 
 
-class ActivationMonitor(Callback):
-    """At each validation: every coefficient, the learned curves, histograms of pre-activations.
+def _peak_memory(device: torch.device) -> int | None:
+    """Return the largest number of bytes in use so far."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "win32":
+        return None
+    import resource  # not on Windows
 
-    Args:
-        histograms: record what reaches the sites, for histograms and curves.
-    """
-
-    def __init__(self, histograms: bool) -> None:
-        self.histograms = histograms
-        self._rows: dict[str, Tensor] = {}
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the initial coefficients, and lay out the charts that overlay them."""
-        writer = tensorboard(trainer)
-        if trainer.global_step == 0:
-            self._log_coefficients(trainer, pl_module)
-        if writer is not None:
-            names = {n.rsplit("/", 1)[1] for n in self._coefficients(pl_module)}
-            charts = {n: ["Multiline", [rf"act/.*/{n}$"]] for n in sorted(names)}
-            losses = {"loss": ["Multiline", ["train/loss", "val/loss"]]}
-            writer.add_custom_scalars({"training": losses, "activations": charts})
-
-    def on_validation_batch_start(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Watch the sites during the first validation batch."""
-        if self.histograms and batch_idx == 0 and trainer.is_global_zero:
-            for name, module in _sites(pl_module).items():
-                self._handles.append(module.register_forward_pre_hook(self._watch(name)))
-
-    def on_validation_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Stop watching."""
-        while self._handles:
-            self._handles.pop().remove()
-
-    def _watch(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            x = inputs[0].detach()
-            dim = getattr(module, "dim", -1)
-            # Whole feature vectors, since a normalising activation is a function of all of them.
-            rows = x.movedim(dim, -1).flatten(0, -2)
-            self._rows[name] = rows[: max(1, _SAMPLE // rows.shape[-1])].float()
-
-        return hook
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write what was seen."""
-        self._log_coefficients(trainer, pl_module)
-        writer = tensorboard(trainer)
-        if writer is None or not self._rows:
-            return
-        step = trainer.global_step
-        for name, rows in self._rows.items():
-            values = rows[rows.isfinite()].cpu()
-            if values.numel():
-                writer.add_histogram(f"act/{name}/input", values, step)
-        figure = activation_curves(_sites(pl_module), self._rows)
-        if figure is not None:
-            writer.add_figure("act/curves", figure, step)
-        self._rows = {}
-
-    def _coefficients(self, pl_module: LightningModule) -> dict[str, float]:
-        values = {}
-        for name, module in _sites(pl_module).items():
-            for key, parameter in module.named_parameters():
-                flat = parameter.detach().flatten().tolist()
-                single = key == "bias" and len(flat) == 1
-                for i, value in enumerate(flat, start=1):
-                    values[f"act/{name}/{key}" if single else f"act/{name}/{key}_{i}"] = value
-        return values
-
-    def _log_coefficients(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        values = self._coefficients(pl_module)
-        if values and trainer.is_global_zero:
-            for logger in trainer.loggers:
-                logger.log_metrics(values, trainer.global_step)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 class Console(TQDMProgressBar):

@@ -2,54 +2,186 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
-from matplotlib import colormaps
+import torch.nn.functional as F
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-__all__ = ["activation_curves"]
+__all__ = ["SITES_PER_FIGURE", "Curve", "activation_curves", "site_curve"]
+
+SITES_PER_FIGURE = 64
+_POINTS = 101
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """The function at one site: three tensors of shape (points,), ``x`` ascending.
+
+    Attributes:
+        x: pre-activations.
+        learned: what the site makes of them now.
+        initial: what it made of them before training.
+    """
+
+    x: Tensor
+    learned: Tensor
+    initial: Tensor
 
 
 def activation_curves(
-    modules: Mapping[str, nn.Module], rows: Mapping[str, Tensor]
-) -> Figure | None:
-    """Draw each site's function over values that reached it, coloured by depth.
+    modules: Mapping[str, nn.Module],
+    initial: Mapping[str, nn.Module],
+    rows: Mapping[str, Tensor],
+) -> list[Figure]:
+    """Draw each site's function over the pre-activations that reached it, beside its initial one.
+
+    ReLU and GELU are drawn for scale. At most ``SITES_PER_FIGURE`` sites share a figure.
 
     Args:
-        modules: the activations by site; those with two inputs are left out.
-        rows: for each site a tensor (rows, features) of pre-activations. One row is drawn: there a
-            normalising activation is a plain function of one variable too.
-
-    Returns:
-        The figure, or None when no site can be drawn.
+        modules: the activations by site.
+        initial: the same before training.
+        rows: for each site a tensor (rows, features) of pre-activations.
     """
-    curves = {name: _curve(modules[name], x) for name, x in rows.items() if name in modules}
-    drawn = {name: curve for name, curve in curves.items() if curve is not None}
-    if not drawn:
-        return None
-    figure = Figure(figsize=(6, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for i, (name, (x, y)) in enumerate(drawn.items()):
-        colour = colormaps["viridis"](i / max(len(drawn) - 1, 1))
-        label = name if i in (0, len(drawn) - 1) else None
-        axes.plot(x.tolist(), y.tolist(), color=colour, linewidth=1, label=label)
-    axes.axline((0, 0), slope=1, color="gray", linewidth=0.8, linestyle=":", label="identity")
-    axes.set_xlabel("pre-activation (one feature vector per site)")
-    axes.set_ylabel("activation")
-    axes.legend(fontsize="small", title="first and last site")
-    return figure
+    seen = {name: x for name, x in rows.items() if name in modules and bool(x.isfinite().all())}
+    curves = {name: site_curve(modules[name], initial[name], x) for name, x in seen.items()}
+    names = list(curves)
+    pages = [names[i : i + SITES_PER_FIGURE] for i in range(0, len(names), SITES_PER_FIGURE)]
+    return [_figure({name: curves[name] for name in page}) for page in pages]
 
 
-def _curve(module: nn.Module, rows: Tensor) -> tuple[Tensor, Tensor] | None:
-    x = rows[0]
+def site_curve(module: nn.Module, initial: nn.Module, rows: Tensor) -> Curve:
+    """Evaluate a site and its initial state where its pre-activations lie.
+
+    A pointwise activation is evaluated between the least and the largest of them. A normalising one
+    is a plain function of one variable only within a feature vector: it is evaluated at the values
+    of one, the vector whose root mean square is the median. A gated one is evaluated along its
+    gate, the other input being 1.
+
+    Args:
+        module: the activation at the site.
+        initial: the same before training.
+        rows: finite pre-activations, (rows, features).
+    """
+    if hasattr(module, "dim"):
+        order = rows.square().mean(1).argsort()
+        x = rows[order[len(order) // 2]].sort().values
+    else:
+        x = torch.linspace(float(rows.min()), float(rows.max()), _POINTS, device=rows.device)
+    values = (_apply(each.to(x.device), x).float().cpu() for each in (module, initial))
+    return Curve(x.cpu(), *values)
+
+
+def _apply(module: nn.Module, x: Tensor) -> Tensor:
     # The feature dimension comes second whatever the site's dim is: (1, features) or NCHW 1x1.
     shaped = x.view(1, -1, 1, 1) if getattr(module, "dim", -1) == 1 else x.view(1, -1)
     with torch.no_grad():
         try:
-            y = module(shaped).flatten()
+            y: Tensor = module(shaped)
         except TypeError:  # a gated activation takes two inputs
-            return None
-    order = x.argsort()
-    return x[order].cpu(), y[order].float().cpu()
+            y = module(shaped, torch.ones_like(shaped))
+    return y.flatten()
+
+
+# One set of axes holds all panels: 49 of their own would take ten times as long to draw.
+_STEP = (1.32, 1.5)  # from panel to panel, whose sides are 1
+_STYLES: dict[str, dict[str, Any]] = {
+    "ReLU": {"color": "0.65", "linewidth": 0.9},
+    "GELU": {"color": "0.65", "linewidth": 0.9, "linestyle": ":"},
+    "initial": {"color": "tab:orange", "linewidth": 1.1, "linestyle": "--"},
+    "learned": {"color": "tab:blue", "linewidth": 1.3},
+}
+
+
+def _figure(curves: Mapping[str, Curve]) -> Figure:
+    columns = math.ceil(math.sqrt(len(curves)))
+    lines = math.ceil(len(curves) / columns)
+    width, height = max(1.5 * columns, 4.0) + 0.3, 1.5 * lines + 0.4
+    figure = Figure(figsize=(width, height), dpi=80)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
+    axes.set_xlim(-0.42, max(columns, 4.0 / 1.5) * _STEP[0] - 0.2)
+    axes.set_ylim(-_STEP[1] * (lines - 1) - 0.3, 1.6)
+    strokes: dict[str, list[Tensor]] = {style: [] for style in _STYLES}
+    frames: list[Tensor] = []
+    for i, (name, curve) in enumerate(curves.items()):
+        corner = torch.tensor([_STEP[0] * (i % columns), -_STEP[1] * (i // columns)])
+        panel = _Panel(corner, curve)
+        frames += [panel.frame(), *panel.zeros()]
+        for style, y in _lines(curve).items():
+            strokes[style].append(panel.place(curve.x, y))
+        panel.label(axes, name)
+    axes.add_collection(LineCollection(_arrays(frames), colors="0.85", linewidths=0.6))
+    for style, paths in strokes.items():
+        axes.add_collection(LineCollection(_arrays(paths), label=style, **_STYLES[style]))
+    axes.legend(loc="upper left", ncols=4, fontsize="small", frameon=False, borderaxespad=0.2)
+    return figure
+
+
+def _lines(curve: Curve) -> dict[str, Tensor]:
+    x = curve.x
+    return {
+        "ReLU": F.relu(x),
+        "GELU": F.gelu(x),
+        "initial": curve.initial,
+        "learned": curve.learned,
+    }
+
+
+def _arrays(paths: list[Tensor]) -> list[Any]:
+    return [path.numpy() for path in paths]
+
+
+class _Panel:
+    """A unit square that holds one curve; its range is that of the site's own two functions.
+
+    ReLU and GELU may leave it.
+    """
+
+    def __init__(self, corner: Tensor, curve: Curve) -> None:
+        self.corner = corner
+        own = torch.cat([curve.learned, curve.initial])
+        own = own[own.isfinite()]
+        self.x = _range(curve.x)
+        self.y = _range(own if own.numel() else torch.zeros(1))
+
+    def place(self, x: Tensor, y: Tensor) -> Tensor:
+        """Map a line into the panel, (points, 2); what lies outside becomes a gap."""
+        u = (x - self.x[0]) / (self.x[1] - self.x[0])
+        v = (y - self.y[0]) / (self.y[1] - self.y[0])
+        v = torch.where((v >= -0.001) & (v <= 1.001), v, torch.nan)
+        return torch.stack([u, v], dim=1) + self.corner
+
+    def frame(self) -> Tensor:
+        """Return the outline."""
+        return self.corner + torch.tensor([[0.0, 0], [1, 0], [1, 1], [0, 1], [0, 0]])
+
+    def zeros(self) -> list[Tensor]:
+        """Return the lines x = 0 and y = 0 where they cross the panel."""
+        found = []
+        if self.x[0] < 0 < self.x[1]:
+            found.append(self.place(torch.zeros(2), torch.tensor(self.y)))
+        if self.y[0] < 0 < self.y[1]:
+            found.append(self.place(torch.tensor(self.x), torch.zeros(2)))
+        return found
+
+    def label(self, axes: Axes, name: str) -> None:
+        """Write the site's name above, and the ends of both ranges at the sides."""
+        left, bottom = self.corner.tolist()
+        axes.text(left + 0.5, bottom + 1.03, name, fontsize=7, ha="center", va="bottom")
+        for value, across, align in ((self.x[0], 0, "left"), (self.x[1], 1, "right")):
+            axes.text(left + across, bottom - 0.03, f"{value:.3g}", fontsize=6, ha=align, va="top")
+        for value, up, align in ((self.y[0], 0, "bottom"), (self.y[1], 1, "top")):
+            axes.text(left - 0.02, bottom + up, f"{value:.3g}", fontsize=6, ha="right", va=align)
+
+
+def _range(values: Tensor) -> tuple[float, float]:
+    """Return least and largest value, apart even where all are equal."""
+    low, high = float(values.min()), float(values.max())
+    return (low, high) if high > low else (low - 0.5, low + 0.5)

@@ -1,4 +1,4 @@
-"""Where metrics go: TensorBoard, and JSON lines that a resumed run continues."""
+"""Where metrics go besides TensorBoard: JSON lines that a resumed run continues."""
 
 from __future__ import annotations
 
@@ -8,33 +8,10 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-__all__ = ["Board", "JsonLinesLogger", "truncate_metrics"]
-
-
-class Board(TensorBoardLogger):
-    """TensorBoard events straight in the run folder.
-
-    Args:
-        folder: the run folder.
-        purge_step: hide events from this step on, which an earlier, killed process wrote.
-    """
-
-    def __init__(self, folder: Path, purge_step: int | None) -> None:
-        super().__init__(
-            folder.parent,
-            name="",
-            version=folder.name,
-            default_hp_metric=False,
-            purge_step=purge_step,
-        )
-
-    def save(self) -> None:
-        """Flush; Lightning's own copy of the settings is not written: config.yaml has them."""
-        self.experiment.flush()
+__all__ = ["JsonLinesLogger", "truncate_metrics"]
 
 
 class JsonLinesLogger(Logger):

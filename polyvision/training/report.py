@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-__all__ = ["count", "format_table", "size"]
+from polyvision.training.run import Run
+
+__all__ = ["count", "format_summary", "format_table", "size"]
 
 
 def format_table(title: str, rows: Iterable[tuple[str, str]]) -> str:
@@ -30,3 +33,33 @@ def size(number: float) -> str:
             break
         number /= 1024
     return f"{number:.1f} {unit}"
+
+
+def format_summary(run: Run, summary: Mapping[str, Any]) -> str:
+    """Say how a run ended and what can be done with it."""
+    settings = summary["settings"]
+    script = "train_vision.py" if settings["task"] == "vision" else "train_lm.py"
+    group = run.folder.parent.parent
+    shown = "  ".join(f"{k} {v:.4f}" for k, v in summary["shown"].items())
+    best = "none" if summary["best"] is None else f"{summary['best']:.4f}"
+    rate = "" if summary["samples_per_s"] is None else f", {summary['samples_per_s']:g} samples/s"
+    rows = [
+        (f"best {summary['monitor']}", best),
+        ("last", shown),
+        ("time", f"{summary['seconds']:g} s{rate}"),
+        ("checkpoints", f"{run.best} (best weights), {run.last} (to go on)"),
+        ("tensorboard", f"tensorboard --logdir {group}"),
+        ("compare", f"python {script} -m act={_rivals(settings)}; polyvision compare {group}"),
+    ]
+    skipped = summary["unreadable"]
+    if skipped:
+        names = ", ".join(skipped[:3]) + (", ..." if skipped[3:] else "")
+        rows.insert(2, ("NOT read", f"{len(skipped)} training files: {names}"))
+    return format_table("Summary", rows)
+
+
+def _rivals(settings: Mapping[str, Any]) -> str:
+    """Name the activation of the run and the usual one of its task, or PolyNorm for that one."""
+    usual = "relu" if settings["task"] == "vision" else "swiglu"
+    own = settings["act"].split("-")[0]
+    return f"{usual},{'polynorm' if own == usual else own}"

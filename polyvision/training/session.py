@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import math
 import os
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor, nn
 
 from polyvision.errors import PolyvisionError
-from polyvision.training.callbacks import ActivationMonitor, Console, Throughput
+from polyvision.training.board import Board, run_card
+from polyvision.training.callbacks import Console, Throughput
 from polyvision.training.checkpoint import AtomicCheckpointIO
 from polyvision.training.checkpoints import Checkpoints
 from polyvision.training.cost import Cost, estimate_cost
 from polyvision.training.hardware import Hardware, resolve_hardware
 from polyvision.training.loader import Collate, MapDataset, TrainLoader, val_loader
-from polyvision.training.loggers import Board, JsonLinesLogger, truncate_metrics
+from polyvision.training.loggers import JsonLinesLogger, truncate_metrics
 from polyvision.training.module import TaskModule
+from polyvision.training.monitor import ActivationMonitor
 from polyvision.training.optimization import build_optimizer
-from polyvision.training.report import count, format_table, size
+from polyvision.training.report import count, format_summary, format_table, size
 from polyvision.training.run import Run, open_run, plan_run, write_json
 from polyvision.training.schema import Config
+from polyvision.training.state import track
 
 __all__ = ["Task", "run_task"]
 
@@ -52,6 +58,7 @@ class Task:
         tokens_per_sample: tokens of a sample; None for images.
         callbacks: further callbacks.
         files: text files for the run folder, by name.
+        unreadable: names the training files skipped so far.
     """
 
     model: nn.Module
@@ -67,6 +74,7 @@ class Task:
     tokens_per_sample: int | None = None
     callbacks: list[Callback] = dataclasses.field(default_factory=list)
     files: dict[str, str] = dataclasses.field(default_factory=dict)
+    unreadable: Callable[[], list[Path]] = list
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +97,7 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
     finished = plan.summary()
     if config.resume is not None and finished is not None:
         print(f"{plan.folder} has finished already; nothing to resume")
-        _print_summary(plan, finished)
+        print(format_summary(plan, finished), flush=True)
         return finished
     first_step = _first_step(plan)
     _quiet()
@@ -100,14 +108,13 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
     build_optimizer(task.model, config.recipe, loss_scaling=False)  # refuse bad options early
     batch = steps.batch_per_device
     cost = estimate_cost(task.model, lambda: task.make_input(batch), hardware.compute_dtype)
+    rows = _plan_rows(config, hardware, task, steps, cost, plan)
     if "LOCAL_RANK" not in os.environ:
-        print(
-            format_table("Plan", _plan_rows(config, hardware, task, steps, cost, plan)), flush=True
-        )
+        print(format_table("Plan", rows), flush=True)
     if config.dry_run:
         return None
     run = open_run(config, plan)
-    return _fit(config, hardware, task, loader, steps, cost, run, first_step)
+    return _fit(config, hardware, task, loader, steps, cost, run, first_step, rows)
 
 
 def _train_loader(config: Config, hardware: Hardware, task: Task) -> TrainLoader:
@@ -178,6 +185,7 @@ def _fit(
     cost: Cost,
     run: Run,
     first_step: int,
+    rows: list[tuple[str, str]],
 ) -> dict[str, Any]:
     _prepare_folder(run, task, first_step)
     module = task.module(
@@ -204,34 +212,67 @@ def _fit(
         [board, JsonLinesLogger(run.folder / "metrics.jsonl")],
         [
             throughput,
-            ActivationMonitor(config.trainer.histograms),
+            ActivationMonitor(config.trainer.histograms, steps.total, task.shown),
             *task.callbacks,
             Console(steps.total, ["train/loss", *task.shown], sys.stderr.isatty()),
             checkpoints,
         ],
     )
+    settings = _settings(config, task)
+    facts = {
+        "settings": settings,
+        "monitor": task.monitor,
+        "mode": task.mode,
+        "total_steps": steps.total,
+        "activation_bytes": cost.saved_bytes,
+    }
     started = time.monotonic()
     try:
-        trainer.fit(
-            module,
-            train_dataloaders=loader,
-            val_dataloaders=_val_loader(config, task, steps, trainer),
-            ckpt_path=run.checkpoint,
-        )
+        with _recorded(run, board, trainer, task, facts, rows, first_step):
+            trainer.fit(
+                module,
+                train_dataloaders=loader,
+                val_dataloaders=_val_loader(config, task, steps, trainer),
+                ckpt_path=run.checkpoint,
+            )
     except SystemExit as stop:  # so does Lightning end after Ctrl-C and SIGTERM
         code = 143 if isinstance(stop, SIGTERMException) else 130
         where = f"go on with resume={run.folder}" if run.last.exists() else "no checkpoint yet"
         print(f"interrupted at step {trainer.global_step}: {where}", file=sys.stderr)
         raise SystemExit(code) from None
-    summary = _summary(config, task, trainer, module, checkpoints, throughput)
+    summary = _summary(settings, task, trainer, checkpoints, throughput)
     summary["seconds"] = round(time.monotonic() - started, 1)
     if trainer.is_global_zero:
-        final = {k: v for k, v in summary["last"].items() if k.startswith("val/")}
-        board.log_hyperparams(summary["settings"], final, step=summary["steps"])
-        board.finalize("success")
         write_json(run.folder / "summary.json", summary)
-        _print_summary(run, summary)
+        print(format_summary(run, summary), flush=True)
     return summary
+
+
+@contextmanager
+def _recorded(
+    run: Run,
+    board: Board,
+    trainer: Trainer,
+    task: Task,
+    facts: dict[str, Any],
+    rows: list[tuple[str, str]],
+    first_step: int,
+) -> Iterator[None]:
+    """Describe the run in its folder and in TensorBoard, and record how the block ends."""
+    if not trainer.is_global_zero:
+        yield
+        return
+    environment = json.loads((run.folder / "environment.json").read_text())
+    # The tab shows the first one unasked.
+    metrics = dict.fromkeys([task.monitor, *task.shown, "train/loss", "perf/samples_per_s"])
+    board.describe(facts["settings"], metrics, run_card(environment, rows), first_step)
+    success = False
+    try:
+        with track(run.folder, facts, first_step, lambda: trainer.global_step):
+            yield
+        success = True
+    finally:
+        board.end(success)
 
 
 def _first_step(plan: Run) -> int:
@@ -297,27 +338,31 @@ def _val_loader(config: Config, task: Task, steps: _Steps, trainer: Trainer) -> 
     )
 
 
+def _settings(config: Config, task: Task) -> dict[str, Any]:
+    """Return what tells runs apart, for the hparams tab and for people."""
+    return {
+        "task": config.task,
+        "model": config.model.name,
+        "act": config.act.label,
+        "data": config.data.name,
+        "recipe": config.recipe.name,
+        "seed": config.seed,
+        "precision": config.precision,
+        "parameters": sum(p.numel() for p in task.model.parameters()),
+    }
+
+
 def _summary(
-    config: Config,
+    settings: dict[str, Any],
     task: Task,
     trainer: Trainer,
-    module: LightningModule,
     checkpoints: Checkpoints,
     throughput: Throughput,
 ) -> dict[str, Any]:
     rates = sorted(throughput.rates)
     last = {k: float(v) for k, v in trainer.callback_metrics.items() if k != "step"}
     return {
-        "settings": {
-            "task": config.task,
-            "model": config.model.name,
-            "act": config.act.label,
-            "data": config.data.name,
-            "recipe": config.recipe.name,
-            "seed": config.seed,
-            "precision": config.precision,
-            "parameters": sum(p.numel() for p in task.model.parameters()),
-        },
+        "settings": settings,
         "monitor": task.monitor,
         "best": checkpoints.best,
         "last": last,
@@ -325,32 +370,8 @@ def _summary(
         "steps": trainer.global_step,
         "samples_per_s": round(rates[len(rates) // 2], 2) if rates else None,
         "torch_threads": torch.get_num_threads(),
+        "unreadable": [str(path) for path in task.unreadable()],
     }
-
-
-def _print_summary(run: Run, summary: dict[str, Any]) -> None:
-    settings = summary["settings"]
-    script = "train_vision.py" if settings["task"] == "vision" else "train_lm.py"
-    group = run.folder.parent.parent
-    shown = "  ".join(f"{k} {v:.4f}" for k, v in summary["shown"].items())
-    best = "none" if summary["best"] is None else f"{summary['best']:.4f}"
-    rate = "" if summary["samples_per_s"] is None else f", {summary['samples_per_s']:g} samples/s"
-    rows = [
-        (f"best {summary['monitor']}", best),
-        ("last", shown),
-        ("time", f"{summary['seconds']:g} s{rate}"),
-        ("checkpoints", f"{run.best} (best weights), {run.last} (to go on)"),
-        ("tensorboard", f"tensorboard --logdir {group}"),
-        ("compare", f"python {script} -m act={_rivals(settings)}"),
-    ]
-    print(format_table("Summary", rows), flush=True)
-
-
-def _rivals(settings: dict[str, Any]) -> str:
-    """Name the activation of the run and the usual one of its task, or PolyNorm for that one."""
-    usual = "relu" if settings["task"] == "vision" else "swiglu"
-    own = settings["act"].split("-")[0]
-    return f"{usual},{'polynorm' if own == usual else own}"
 
 
 def _quiet() -> None:

@@ -5,9 +5,13 @@ import math
 
 import pytest
 import torch
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from polyvision.training.compose import compose
 from polyvision.training.module import NonFiniteError, TaskModule
+from polyvision.training.session import run_task
+from polyvision.training.vision import build_task
 
 TASKS = ["vision", "language"]
 
@@ -187,3 +191,20 @@ def test_dry_run_writes_nothing(train, tmp_path, capsys):
     shown = capsys.readouterr().out
     for label in ("model", "activation", "parameters", "data", "steps", "device", "precision"):
         assert f"\n  {label} " in shown
+
+
+def test_unreadable_training_images_are_named_in_the_summary(train, tmp_path, capsys):
+    for part, count in (("train", 16), ("val", 4)):
+        for label in ("a", "b"):
+            folder = tmp_path / "images" / part / label
+            folder.mkdir(parents=True)
+            for i in range(count):
+                Image.new("RGB", (8, 8), (i, 0, 0)).save(folder / f"{i}.png")
+    broken = tmp_path / "images" / "train" / "b" / "broken.png"
+    broken.write_bytes(b"no image")
+    data = ["data=folder", f"data.root={tmp_path}/images", "data.image_size=32"]
+    model = ["model=timm", "model.name=test_resnet", "recipe.batch_size=11"]
+    (config,) = compose("vision", [*data, *model, f"run_root={tmp_path}/runs", "recipe.epochs=1"])
+    summary = run_task(config, build_task)
+    assert summary["unreadable"] == [str(broken)]
+    assert f"NOT read       1 training files: {broken}" in capsys.readouterr().out

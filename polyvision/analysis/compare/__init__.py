@@ -1,0 +1,1 @@
+"""Comparison of runs: like settings only, paired by seed, with what is missing said."""

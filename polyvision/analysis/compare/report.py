@@ -1,0 +1,294 @@
+"""The tables of a comparison, and what must be said beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property, partial
+
+from polyvision.analysis.compare.pairing import (
+    TRAIN_LOSS,
+    Difference,
+    Groups,
+    best,
+    final,
+    higher_is_better,
+    mid_rate,
+    paired_difference,
+)
+from polyvision.analysis.compare.plots import curves_figure
+from polyvision.analysis.compare.reading import Run
+from polyvision.analysis.document import Section, png
+
+__all__ = ["Comparison", "DifferenceRow"]
+
+Measure = Callable[[Run], float | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class DifferenceRow:
+    """An activation beside the baseline in one metric."""
+
+    act: str
+    metric: str
+    difference: Difference
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Runs of like settings, and how they are to be compared.
+
+    Attributes:
+        groups: activation -> seed -> run; the others are compared with the first activation.
+        metrics: tags, the monitored one first.
+        step: compare all runs at this step; None: finished runs at their end.
+        notes: what was found before, one sentence each.
+    """
+
+    groups: Groups
+    metrics: list[str]
+    step: int | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def baseline(self) -> str:
+        """The activation that the others are compared with."""
+        return next(iter(self.groups))
+
+    @cached_property
+    def counted(self) -> Groups:
+        """The runs that means and differences rest on."""
+        everything = self.step is not None
+        return {
+            act: {seed: run for seed, run in seeds.items() if everything or run.finished}
+            for act, seeds in self.groups.items()
+        }
+
+    @cached_property
+    def measures(self) -> dict[str, tuple[str, Measure]]:
+        """Label -> (tag, how it is taken from a run): final values, then best ones."""
+        end = "last" if self.step is None else f"at step {self.step:,}"
+        made: dict[str, tuple[str, Measure]] = {}
+        for tag in self.metrics:
+            what = "mean of the last tenth" if tag == TRAIN_LOSS else end
+            made[f"{tag} ({what})"] = (tag, partial(final, tag=tag, step=self.step))
+        for tag in self.metrics:
+            if tag != TRAIN_LOSS:
+                made[f"{tag} (best)"] = (tag, partial(best, tag=tag, step=self.step))
+        return made
+
+    def values(self, measure: Measure) -> dict[str, dict[int, float]]:
+        """Return activation -> seed -> value, of the runs that count and have one."""
+        return {act: _present(seeds, measure) for act, seeds in self.counted.items()}
+
+    def differences(self) -> list[DifferenceRow]:
+        """Return every activation beside the baseline, in every measure."""
+        rows = []
+        for label, (_, measure) in self.measures.items():
+            values = self.values(measure)
+            for act in values:
+                if act != self.baseline:
+                    difference = paired_difference(values[act], values[self.baseline])
+                    rows.append(DifferenceRow(act, label, difference))
+        return rows
+
+    def sections(self) -> list[Section]:
+        """Return the report."""
+        notes = (*self.notes, *self._omissions())
+        return [
+            Section("Read this first", items=notes or ("All runs finished, and all seeds pair.",)),
+            self._metric_section(),
+            self._difference_section(),
+            self._cost_section(),
+            self._curve_section(),
+            self._run_section(),
+        ]
+
+    def _omissions(self) -> list[str]:
+        """Say which runs have not finished, and which seeds do not pair."""
+        notes = []
+        everything = [run for seeds in self.groups.values() for run in seeds.values()]
+        for run in everything:
+            if not run.finished:
+                part = "Not in any mean or difference" if self.step is None else "Not at its end"
+                why = f" ({run.error})" if run.error else ""
+                notes.append(
+                    f"{part}: {run.name} is {run.status} at step {run.step:,} of "
+                    f"{run.total_steps:,}{why}."
+                )
+            if run.unreadable_lines:
+                count = run.unreadable_lines
+                notes.append(f"{run.name}: {count} lines of metrics.jsonl cannot be read.")
+        if self.step is not None:
+            notes.append(
+                f"All values are those at step {self.step:,}, the last at which every run was "
+                f"validated; best ones are the best up to there."
+            )
+        seeds = sorted({run.seed for run in everything})
+        for act, own in self.counted.items():
+            missing = [str(seed) for seed in seeds if seed not in own]
+            if missing:
+                kind = "run" if self.step is not None else "finished run"
+                notes.append(f"No {kind} of {act} with seed {', '.join(missing)}: no pair there.")
+        for label, (_, measure) in self.measures.items():
+            for act, values in self.values(measure).items():
+                broken = [str(seed) for seed, v in values.items() if not math.isfinite(v)]
+                if broken:
+                    notes.append(f"{label} of {act}, seed {', '.join(broken)}, is not finite.")
+        return notes
+
+    def _metric_section(self) -> Section:
+        acts = list(self.counted)
+        table = [("metric", *acts)]
+        for label, (_, measure) in self.measures.items():
+            values = self.values(measure)
+            table.append((label, *(_spread(values[act].values()) for act in acts)))
+        return Section(
+            "Metrics",
+            (
+                "Mean and standard deviation over the seeds, and how many there are. The best of "
+                "many validations is a lucky one: compare last values where you can.",
+            ),
+            table=tuple(table),
+        )
+
+    def _difference_section(self) -> Section:
+        header = ("activation", "metric", "difference", "95 % interval", "pairs", "says")
+        rows = [header]
+        for row in self.differences():
+            tag = self.measures[row.metric][0]
+            rows.append((row.act, row.metric, *_difference_cells(row.difference, tag)))
+        return Section(
+            f"Differences to {self.baseline}",
+            (
+                f"Each activation minus {self.baseline}, seed by seed; the interval is that of "
+                f"Student's t over the pairs. Intervals hold one by one: among twenty, one misses "
+                f"on average.",
+            )
+            + (() if len(rows) > 1 else (f"No other activation than {self.baseline} was given.",)),
+            table=tuple(rows) if len(rows) > 1 else (),
+        )
+
+    def _cost_section(self) -> Section:
+        rate_tag = "perf/samples_per_s"
+        runs = [run for seeds in self.counted.values() for run in seeds.values()]
+        if any("perf/tokens_per_s" in run.series for run in runs):
+            rate_tag = "perf/tokens_per_s"
+        rates = self.values(lambda run: mid_rate(run, rate_tag))
+        peaks = self.values(lambda run: final(run, "perf/peak_memory_gib"))
+        table = [
+            (
+                "activation",
+                "parameters",
+                "kept for backward, MiB a batch",
+                "peak memory, GiB",
+                rate_tag.removeprefix("perf/").replace("_per_s", " per second"),
+                f"of {self.baseline}",
+            )
+        ]
+        for act, seeds in self.groups.items():
+            sizes = sorted({run.parameters for run in seeds.values()})
+            kept = sorted({run.activation_bytes for run in seeds.values()})
+            table.append(
+                (
+                    act,
+                    " / ".join(f"{size:,}" for size in sizes),
+                    " / ".join(f"{size / 2**20:.1f}" for size in kept),
+                    _spread(peaks[act].values(), "{:.2f}"),
+                    _spread(rates[act].values(), "{:,.0f}"),
+                    _ratio(rates[act], rates[self.baseline]),
+                )
+            )
+        return Section(
+            "Cost",
+            (
+                "Bytes kept for the backward pass are computed, not measured. Peak memory is that "
+                "of the tensors on a GPU, and of the whole process on a CPU. The rate of a run is "
+                "the median of its measurements, and rates compare only on one quiet machine; the "
+                "last column is the mean of the ratios, seed by seed.",
+            ),
+            table=tuple(table),
+        )
+
+    def _curve_section(self) -> Section:
+        tags = list(dict.fromkeys([TRAIN_LOSS, "val/loss", self.metrics[0]]))
+        return Section(
+            "Learning curves",
+            (
+                "Thin lines are runs, thick ones the mean over the steps that all runs of the "
+                "activation have, bands one standard deviation. Lines of more than 200 points are "
+                "moving averages over a hundredth of them.",
+            ),
+            figure=("curves.png", png(curves_figure(self.groups, tags))),
+        )
+
+    def _run_section(self) -> Section:
+        monitor = self.metrics[0]
+        table = [
+            ("activation", "seed", "status", "step", "resumed at")
+            + (f"{monitor} last", f"{monitor} best", "folder")
+        ]
+        for act, seeds in self.groups.items():
+            for seed, run in seeds.items():
+                table.append(
+                    (
+                        act,
+                        str(seed),
+                        run.status,
+                        f"{run.step:,} of {run.total_steps:,}",
+                        ", ".join(map(str, run.resumed_at)) or "-",
+                        _number(final(run, monitor)),
+                        _number(best(run, monitor)),
+                        str(run.folder),
+                    )
+                )
+        return Section("Runs", table=tuple(table))
+
+
+def _present(seeds: Mapping[int, Run], measure: Measure) -> dict[int, float]:
+    values = {seed: measure(run) for seed, run in seeds.items()}
+    return {seed: value for seed, value in values.items() if value is not None}
+
+
+def _spread(values: Iterable[float], form: str | None = None) -> str:
+    """Write mean, standard deviation and count; without a deviation where there is one value."""
+    numbers = list(values)
+    if not numbers:
+        return "-"
+    write = _number if form is None else form.format
+    if len(numbers) == 1:
+        return f"{write(numbers[0])} (1 run)"
+    std = statistics.stdev(numbers)
+    return f"{write(statistics.fmean(numbers))} \u00b1 {write(std)} ({len(numbers)} runs)"
+
+
+def _number(value: float | None, sign: str = "") -> str:
+    """Write four decimals, or four digits of large values."""
+    if value is None:
+        return "-"
+    return f"{value:{sign}.4f}" if abs(value) < 100 else f"{value:{sign}.4g}"
+
+
+def _difference_cells(difference: Difference, tag: str) -> tuple[str, str, str, str]:
+    seeds = ", ".join(map(str, difference.seeds))
+    pairs = f"{len(difference.seeds)} (seed{'s' if len(difference.seeds) > 1 else ''} {seeds})"
+    if not difference.seeds:
+        return "-", "-", "none", "no seed in common"
+    mean, interval = _number(difference.mean, "+"), difference.interval
+    if interval is None:
+        why = "one pair" if len(difference.seeds) == 1 else "equal differences"
+        return mean, f"{why}: no interval", pairs, "not known"
+    low, high = interval
+    text = f"{_number(low, '+')} to {_number(high, '+')}"
+    if not (low > 0 or high < 0):
+        return mean, text, pairs, "not told apart"
+    return mean, text, pairs, "better" if (low > 0) == higher_is_better(tag) else "worse"
+
+
+def _ratio(rates: Mapping[int, float], baseline: Mapping[int, float]) -> str:
+    shared = rates.keys() & baseline.keys()
+    if not shared:
+        return "-"
+    return f"{statistics.fmean(rates[seed] / baseline[seed] for seed in shared):.2f}x"

@@ -1,0 +1,108 @@
+"""Whether runs may be compared: everything but activation and seed must be the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from polyvision.analysis.compare.reading import Run
+from polyvision.errors import PolyvisionError, unknown
+
+__all__ = ["STEPS", "check_alike", "flatten"]
+
+# What is compared, and what does not touch the result.
+_FREE = frozenset(
+    {
+        "seed",
+        "run_root",
+        "resume",
+        "dry_run",
+        "data.workers",
+        "trainer.accelerator",
+        "trainer.devices",
+        "trainer.log_every_n_steps",
+        "trainer.checkpoint_every_n_steps",
+        "trainer.histograms",
+    }
+)
+# The planned number of optimizer steps; it follows from the configuration and the data.
+STEPS = "steps"
+_ABSENT = "(absent)"
+# Of environment.json, what may explain a difference in speed or in the last digits.
+_SURROUNDINGS = ("polyvision", "torch", "platform", "threads", "gpus", "git")
+
+
+def check_alike(runs: Sequence[Run], allow: Sequence[str] = ()) -> list[str]:
+    """Refuse runs whose settings differ, and say what differs although it was allowed.
+
+    Args:
+        runs: the runs of all activations.
+        allow: keys that may differ; a group, such as ``recipe``, stands for all its keys.
+
+    Returns:
+        One sentence for each allowed difference and each difference in the surroundings.
+
+    Raises:
+        PolyvisionError: another key differs; the text names keys, values and runs. Or ``allow``
+            names no key of these runs.
+    """
+    settings = [flatten(run.config) | {STEPS: run.total_steps} for run in runs]
+    keys = list(dict.fromkeys(key for each in settings for key in each))
+    for name in allow:
+        if not any(_covers(name, key) for key in keys):
+            raise unknown("setting in --allow", name, keys)
+    relevant = [key for key in keys if key not in _FREE and not _covers("act", key)]
+    differing = {key: text for key in relevant if (text := _difference(runs, settings, key))}
+    refused = [key for key in differing if not any(_covers(name, key) for name in allow)]
+    if refused:
+        lines = "\n".join(f"  {key}: {differing[key]}" for key in refused)
+        raise PolyvisionError(
+            f"the settings of these runs differ in more than activation and seed:\n{lines}\n"
+            f"Name only runs of one setting, or compare all the same with "
+            f"--allow {','.join(refused)}"
+        )
+    notes = [f"Settings differ, as allowed: {key}: {text}." for key, text in differing.items()]
+    surroundings = [_surroundings(run) for run in runs]
+    for key in _SURROUNDINGS:
+        text = _difference(runs, surroundings, key)
+        if text:
+            notes.append(f"Not all runs were made alike: {key}: {text}.")
+    return notes
+
+
+def _surroundings(run: Run) -> dict[str, Any]:
+    git = run.environment.get("git")
+    state = git and git["commit"][:10] + (" with changes" if git["changed"] else "")
+    return {**run.environment, "git": state}
+
+
+def _covers(name: str, key: str) -> bool:
+    return key == name or key.startswith(f"{name}.")
+
+
+def _difference(runs: Sequence[Run], settings: Sequence[Mapping[str, Any]], key: str) -> str:
+    """Say which runs have which value, or nothing if all have the same."""
+    values: dict[str, list[str]] = {}
+    for run, each in zip(runs, settings, strict=True):
+        text = json.dumps(each[key]) if key in each else _ABSENT
+        values.setdefault(text, []).append(run.name)
+    if len(values) < 2:
+        return ""
+    return ", ".join(f"{value} in {_some(names)}" for value, names in values.items())
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def flatten(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings as dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in node.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

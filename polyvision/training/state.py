@@ -1,0 +1,65 @@
+"""``state.json``: what a run is and how it stands, also for one that never came to an end."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from polyvision.training.run import write_json
+
+__all__ = ["track"]
+
+_STATE_FILE = "state.json"
+
+
+@contextmanager
+def track(
+    folder: Path, facts: Mapping[str, Any], first_step: int, step: Callable[[], int]
+) -> Iterator[None]:
+    """Record a run as running while the block runs, and how it ended.
+
+    A process that is killed records nothing: its state stays ``running``, and ``process`` and
+    ``host`` tell whether that can be true.
+
+    Args:
+        folder: the run folder.
+        facts: plain values to record beside the state.
+        first_step: the step that the run goes on from; 0 for a new run.
+        step: tells the current optimizer step.
+    """
+    path = folder / _STATE_FILE
+    resumed = [*_resumed(path), first_step] if first_step else []
+    record: dict[str, Any] = {
+        "state": "running",
+        "error": None,
+        "step": first_step,
+        "resumed_at": resumed,
+        "process": os.getpid(),
+        "host": socket.gethostname(),
+        **facts,
+    }
+    write_json(path, record)
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt):
+        write_json(path, record | {"state": "interrupted", "step": step()})
+        raise
+    except BaseException as error:
+        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        write_json(path, record | {"state": "failed", "step": step(), "error": text})
+        raise
+    write_json(path, record | {"state": "finished", "step": step()})
+
+
+def _resumed(path: Path) -> list[int]:
+    """Return the steps that the run went on from before; none when the file is gone or damaged."""
+    try:
+        steps: list[int] = json.loads(path.read_text())["resumed_at"]
+    except (OSError, ValueError, KeyError):
+        return []
+    return steps
