@@ -24,7 +24,7 @@ from polyvision.activations import (
     create_activation,
 )
 
-__all__ = ["flops_per_element", "plain_form"]
+__all__ = ["count_flops", "flops_per_element", "plain_form"]
 
 # Functions that no adder or multiplier computes count 10, as the paper has it for exp and tanh.
 _TEN = frozenset({"exp", "tanh", "erf", "log", "log1p", "expm1", "sin", "cos", "atan", "sqrt"})
@@ -62,14 +62,18 @@ def _algorithm_2(module: PolyNorm, x: Tensor) -> Tensor:
         return power * torch.rsqrt(power.pow(2).mean(module.dim, keepdim=True) + module.eps)
 
     weight = module.weight.to(x.dtype)
-    terms = [weight[i] * norm(x ** (i + 1)) for i in range(module.order)]
+    terms = [weight[i] * norm(_power(x, i + 1)) for i in range(module.order)]
     return _summed(terms, module.bias)
 
 
 def _algorithm_1(module: PolyReLU | PolyPReLU, base: Tensor) -> Tensor:
     weight = module.weight.to(base.dtype)
-    terms = [weight[i] * base ** (i + 1) for i in range(module.order)]
+    terms = [weight[i] * _power(base, i + 1) for i in range(module.order)]
     return _summed(terms, module.bias)
+
+
+def _power(x: Tensor, exponent: int) -> Tensor:
+    return x if exponent == 1 else x**exponent  # torch copies for x**1
 
 
 def _summed(terms: list[Tensor], bias: Tensor | None) -> Tensor:
@@ -108,11 +112,6 @@ def _cost(name: str, args: tuple[Any, ...], out: Tensor) -> int:
 def flops_per_element(name: str, **options: Any) -> int:
     """Count the FLOPs that a registered activation spends on each hidden element.
 
-    An operation on every element counts 1 (x^i counts i - 1 multiplications, made anew for each i),
-    a mean or sum 1 for each element it reads, exp, tanh and their like 10. GELU is counted in its
-    tanh form, and SiLU as x / (1 + exp(-x)). What is done once a row, such as the root in PolyNorm,
-    does not count.
-
     Args:
         name: a registered name.
         **options: keywords of its constructor, such as ``order``.
@@ -121,18 +120,36 @@ def flops_per_element(name: str, **options: Any) -> int:
         PolyvisionError: unknown activation or option.
 
     Example:
-        >>> [flops_per_element(n) for n in ("relu", "gelu", "swiglu", "relu2", "polynorm", "polyrelu")]
+        >>> paper = "relu", "gelu", "swiglu", "relu2", "polynorm", "polyrelu"
+        >>> [flops_per_element(name) for name in paper]
         [1, 18, 14, 2, 18, 10]
     """
-    module = create_activation(name, **options)
-    inputs = 2 if activation_info(name).kind == "gated" else 1
+    gated = activation_info(name).kind == "gated"
+    return count_flops(create_activation(name, **options), inputs=2 if gated else 1)
+
+
+def count_flops(module: nn.Module, inputs: int = 1) -> int:
+    """Count the FLOPs of an activation for each hidden element, as the paper does.
+
+    An operation on every element counts 1 (x^i counts i - 1 multiplications, made anew for each i),
+    a mean or sum 1 for each element it reads, exp, tanh and their like 10. GELU is counted in its
+    tanh form, and SiLU as x / (1 + exp(-x)). What is done once a row, such as the root in PolyNorm,
+    does not count.
+
+    Args:
+        module: the activation.
+        inputs: 2 for a gated one.
+    """
     # What is done once a row, or once at all, is the same at both widths.
     narrow, wide = (_count(module, inputs, width) for width in (64, 128))
     return math.ceil((wide - narrow) / 64)
 
 
 def _count(module: nn.Module, inputs: int, width: int) -> int:
-    row = torch.linspace(-1.0, 1.0, width)[None]
+    weights = next(module.parameters(), torch.empty(()))
+    row = torch.linspace(-1.0, 1.0, width, device=weights.device)[None]
+    if getattr(module, "dim", -1) == 1:
+        row = row[:, :, None, None]
     with torch.no_grad(), _Counter() as counter:
         plain_form(module)(*[row] * inputs)
     return counter.flops

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from polyvision.errors import PolyvisionError
+from polyvision.models.sites import resolve_sites
+
 __all__ = [
     "FeedForwardPart",
+    "feature_dims",
     "feed_forwards",
     "inference",
     "layers",
     "matrix",
+    "rows_of",
     "watch_outputs",
     "weight_matrices",
 ]
@@ -131,12 +136,49 @@ def watch_outputs(
 
 @contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
-    """Evaluate without gradients, and leave every module in the mode it was in."""
+    """Evaluate without gradients and without ``torch.compile``; leave ``model`` as it was.
+
+    Compiled code would pass by the hooks.
+    """
     modes = {module: module.training for module in model.modules()}
+    compiled, model._compiled_call_impl = model._compiled_call_impl, None
     model.eval()
     try:
         with torch.no_grad():
             yield
     finally:
+        model._compiled_call_impl = compiled
         for module, mode in modes.items():
             module.training = mode
+
+
+def feature_dims(model: nn.Module, inputs: Tensor, names: Sequence[str]) -> dict[str, int]:
+    """Find the feature dimension of what reaches the modules called ``names``.
+
+    An image network is run on fake images of two sizes, as for activations; a module that does not
+    tell is left out. In a network that reads no images every feature dimension is the last.
+    """
+    if inputs.ndim != 4:
+        return dict.fromkeys(names, -1)
+    try:
+        return _resolve(model, inputs, names)
+    except PolyvisionError:
+        pass
+    found = {}
+    for name in names:  # one place that does not tell hides the others: ask for each alone
+        with suppress(PolyvisionError):
+            found |= _resolve(model, inputs, [name])
+    return found
+
+
+def _resolve(model: nn.Module, inputs: Tensor, names: Sequence[str]) -> dict[str, int]:
+    size, channels = inputs.shape[-1], inputs.shape[1]
+    sites = resolve_sites(model, names, in_chans=channels, sizes=[size, 2 * size], need_dim=True)
+    return {site.name: -1 if site.dim is None else site.dim for site in sites}
+
+
+def rows_of(state: Tensor, dim: int | None) -> Tensor:
+    """Return (rows, features); where ``dim`` is not known, maps count as NCHW."""
+    if dim is None:
+        dim = 1 if state.ndim == 4 else -1
+    return state.movedim(dim, -1).flatten(0, -2)

@@ -35,8 +35,9 @@ class Result:
     text: str
 
     def tags(self) -> dict[str, float]:
-        """Return the scalars under their whole tags."""
-        return {f"analysis/{self.kind}/{name}": value for name, value in self.scalars.items()}
+        """Return the finite scalars under their whole tags."""
+        finite = {name: value for name, value in self.scalars.items() if math.isfinite(value)}
+        return {f"analysis/{self.kind}/{name}": value for name, value in finite.items()}
 
     def save(self, folder: Path, name: str | None = None) -> list[Path]:
         """Write ``<name>.json`` and ``<name>.png``; the name is the kind if none is given.

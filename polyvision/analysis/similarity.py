@@ -15,10 +15,9 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from polyvision.analysis.layers import inference, layers, watch_outputs
+from polyvision.analysis.layers import feature_dims, inference, layers, rows_of, watch_outputs
 from polyvision.analysis.result import Result
 from polyvision.errors import PolyvisionError
-from polyvision.models.sites import resolve_sites
 
 __all__ = ["analyse_similarity", "cosine_matrix", "hidden_states"]
 
@@ -73,35 +72,9 @@ def hidden_states(model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
         states[name] = state.detach()
 
     with inference(model), watch_outputs(stack, see):
-        model.forward(inputs)  # not model(...): a compiled model would not call the hooks
-    dims = _feature_dims(model, inputs, [n for n, state in states.items() if state.ndim == 4])
-    return {
-        name: state.movedim(dims.get(name, -1), -1).flatten(0, -2)
-        for name, state in states.items()
-    }
-
-
-def _feature_dims(model: nn.Module, inputs: Tensor, names: list[str]) -> dict[str, int]:
-    """Find the feature dimension of layers that return maps."""
-    if not names:
-        return {}
-    try:
-        return _resolve(model, inputs, names)
-    except PolyvisionError:
-        pass
-    found = {}
-    for name in names:  # one place that does not tell hides the others: ask for each alone
-        try:
-            found |= _resolve(model, inputs, [name])
-        except PolyvisionError:
-            found[name] = 1
-    return found
-
-
-def _resolve(model: nn.Module, inputs: Tensor, names: list[str]) -> dict[str, int]:
-    size, channels = inputs.shape[-1], inputs.shape[1]
-    sites = resolve_sites(model, names, in_chans=channels, sizes=[size, 2 * size], need_dim=True)
-    return {site.name: 1 if site.dim is None else site.dim for site in sites}
+        model(inputs)
+    dims = feature_dims(model, inputs, list(states))
+    return {name: rows_of(state, dims.get(name)) for name, state in states.items()}
 
 
 def analyse_similarity(model: nn.Module, inputs: Tensor) -> Result:
