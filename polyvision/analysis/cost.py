@@ -60,9 +60,9 @@ def paper_row(
 
         FLOPs ratio = activation FLOPs / (24 B S H^2)
 
-    24BSH^2 is the forward matrix work of a whole transformer layer, attention's projections included;
-    the paper calls it that of the FFN, which alone is 16BSH^2. Memory is the printed multiple of BSH
-    times the size of a value; under checkpointing the paper counts 0.
+    24BSH^2 is the forward matrix work of a whole transformer layer, with attention's projections;
+    the paper calls it that of the FFN, which alone is 16BSH^2. Memory is the printed multiple of
+    BSH times the size of a value; under checkpointing the paper counts 0.
 
     Args:
         name: one of ``PAPER_METHODS``.

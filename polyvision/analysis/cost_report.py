@@ -31,7 +31,7 @@ _WIDTH, _BATCH, _LENGTH, _DTYPE = 1024, 4, 4096, torch.bfloat16
 
 
 def cost_tables(*, device: str = "cpu", rows_timed: int = 512, repeats: int = 5) -> Result:
-    """Compute Tables 8 and 9 (H=1024, B=4, S=4096, bf16) beside what is saved and the time it takes.
+    """Compute Tables 8 and 9 (H=1024, B=4, S=4096, bf16) beside bytes really saved and time.
 
     Every registered activation has a row; the formulas for memory exist for the paper's six only.
     Bytes are those of tensors of the full size, which are not allocated. Times are measured on
@@ -55,7 +55,9 @@ def cost_tables(*, device: str = "cpu", rows_timed: int = 512, repeats: int = 5)
         for r in records
     ]
     scalars = {
-        f"{r['name']}/{form}_bytes": float(r["saved_bytes"][form]) for r in records for form in FORMS
+        f"{r['name']}/{form}_bytes": float(r["saved_bytes"][form])
+        for r in records
+        for form in FORMS
     }
     setting = {
         "width": _WIDTH,
@@ -105,9 +107,9 @@ def _record(name: str, device: str, rows: int, repeats: int) -> dict[str, Any]:
 def analyse_cost(model: nn.Module, inputs: Tensor, *, timed: bool = True) -> Result:
     """Measure what the activations of ``model`` cost on one batch.
 
-    For each site: FLOPs by the paper's rules, bytes kept for the backward pass and time of a forward
-    and backward pass, in the three forms. The ratio divides by the FLOPs of the model's matrix
-    products, convolutions and attention (two for a multiply-add) in one forward pass.
+    For each site: FLOPs by the paper's rules, bytes kept for the backward pass and time of a
+    forward and backward pass, in the three forms. The ratio divides by the FLOPs of the model's
+    matrix products, convolutions and attention (two for a multiply-add) in one forward pass.
 
     Args:
         model: the network.

@@ -1,8 +1,8 @@
 """FLOPs of an activation for each hidden element, counted as the PolyCom paper counts them.
 
-Zhuo et al. 2024, https://arxiv.org/abs/2411.03884 (appendix F) takes 10 FLOPs for exp and tanh and
-prints totals only. The rules here were inferred from these: they give its six numbers (1, 18, 14, 2,
-18, 10) and go on to every other activation.
+Zhuo et al. 2024, https://arxiv.org/abs/2411.03884 (appendix F) takes 10 FLOPs for exp and tanh
+and prints totals only. The rules here were inferred from these: they give its six numbers (1, 18,
+14, 2, 18, 10) and go on to every other activation.
 """
 
 from __future__ import annotations
@@ -34,7 +34,16 @@ _WRITTEN_OUT = {"sigmoid": 13, "silu": 13, "softplus": 21, "gelu": 18, "rsqrt": 
 _FREE = frozenset(
     {"view", "_unsafe_view", "reshape", "expand", "unsqueeze", "squeeze", "select", "slice", "t"}
     | {"permute", "transpose", "alias", "detach", "clone", "_to_copy", "copy_", "empty_like"}
-    | {"zeros_like", "ones_like", "full_like", "empty", "zeros", "ones", "scalar_tensor", "lift_fresh"}
+    | {
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "empty",
+        "zeros",
+        "ones",
+        "scalar_tensor",
+        "lift_fresh",
+    }
 )
 _REDUCTIONS = frozenset({"mean", "sum", "amax", "amin", "max", "min", "var"})
 
@@ -42,9 +51,9 @@ _REDUCTIONS = frozenset({"mean", "sum", "amax", "amin", "max", "min", "var"})
 def plain_form(module: nn.Module) -> Callable[..., Tensor]:
     """Return the function of an activation as the paper's algorithms write it.
 
-    PolyNorm is Algorithm 2 and PolyReLU Algorithm 1: torch operations in the dtype of the input, each
-    power on its own. An activation that is no polynomial is torch operations already, and returned
-    as it is.
+    PolyNorm is Algorithm 2 and PolyReLU Algorithm 1: torch operations in the dtype of the input,
+    each power on its own. An activation that is no polynomial is torch operations already, and
+    returned as it is.
     """
     if isinstance(module, PolyReLUNorm):
         return lambda x: _algorithm_2(module, torch.relu(x))
@@ -83,11 +92,11 @@ def _summed(terms: list[Tensor], bias: Tensor | None) -> Tensor:
     return total if bias is None else total + bias.to(total.dtype)
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Add up what each operation costs."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
 
     def __torch_dispatch__(
@@ -150,6 +159,7 @@ def _count(module: nn.Module, inputs: int, width: int) -> int:
     row = torch.linspace(-1.0, 1.0, width, device=weights.device)[None]
     if getattr(module, "dim", -1) == 1:
         row = row[:, :, None, None]
-    with torch.no_grad(), _Counter() as counter:
+    counter = _Counter()
+    with torch.no_grad(), counter:
         plain_form(module)(*[row] * inputs)
     return counter.flops

@@ -78,7 +78,7 @@ def neuron_deaths(x: Tensor, dim: int | None = None) -> Deaths:
         >>> neuron_deaths(torch.tensor([[0.0, 0.0, 1.0], [0.0, 2.0, 3.0]]))
         Deaths(static=0.3333333333333333, dynamic=0.16666666666666669)
     """
-    alive = torch.stack([(rows_of(sample, dim) != 0).any(0) for sample in x.split(1)])
+    alive = torch.stack([(rows_of(sample, dim) != 0).any(0) for sample in torch.split(x, 1)])
     static = 1 - float(alive.any(0).double().mean())
     return Deaths(static, 1 - float(alive.double().mean()) - static)
 
@@ -133,8 +133,8 @@ class Health:
         sites: per activation: ``zero_share``, ``dead_units``, ``dynamic_dead``, ``kurtosis`` of its
             output.
         layers: per layer: ``largest``, ``median``, ``massive``, ``kurtosis`` of the state after it.
-        weights: per matrix: ``mean`` and ``negative_share``. For a feed-forward network the one that
-            reads the activation, W_down; else all. Its mean over training is the weight drift.
+        weights: per matrix: ``mean`` and ``negative_share``. For a feed-forward network the matrix
+            that reads the activation, W_down; else all. The mean over training is the weight drift.
         gradients: L2 norm of the gradient per layer.
         sparsity: the PPL-p % sparsity; None in a network without feed-forward networks.
     """

@@ -79,9 +79,9 @@ def _is_matrix(module: Any) -> bool:
 def weight_matrices(model: nn.Module) -> dict[str, dict[str, Tensor]]:
     """Return layer -> role -> matrix (out, in).
 
-    The roles are ``up``, ``gate`` and ``down`` of every feed-forward network. A network without any,
-    such as a ResNet, gives all its linear layers and ungrouped convolutions instead, each under the
-    role ``weight`` as (out, in x kernel height x kernel width).
+    The roles are ``up``, ``gate`` and ``down`` of every feed-forward network. A network without
+    any, such as a ResNet, gives all its linear layers and ungrouped convolutions instead, each
+    under the role ``weight`` as (out, in x kernel height x kernel width).
     """
     parts = feed_forwards(model)
     if parts:
@@ -96,9 +96,9 @@ def weight_matrices(model: nn.Module) -> dict[str, dict[str, Tensor]]:
 def layers(model: nn.Module) -> dict[str, nn.Module]:
     """Return the layers that hidden states are taken after, in order.
 
-    They are the children of each ``ModuleList`` or ``Sequential`` whose children all have one class,
-    which is not one of torch's own: transformer blocks, the residual blocks of each stage. Of nested
-    ones the innermost count.
+    They are the children of each ``ModuleList`` or ``Sequential`` whose children all have one
+    class, which is not one of torch's own: transformer blocks, the residual blocks of each stage.
+    Of nested ones the innermost count.
     """
     stacks = {
         name: stack
@@ -164,7 +164,7 @@ def feature_dims(model: nn.Module, inputs: Tensor, names: Sequence[str]) -> dict
         return _resolve(model, inputs, names)
     except PolyvisionError:
         pass
-    found = {}
+    found: dict[str, int] = {}
     for name in names:  # one place that does not tell hides the others: ask for each alone
         with suppress(PolyvisionError):
             found |= _resolve(model, inputs, [name])

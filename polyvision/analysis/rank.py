@@ -1,7 +1,7 @@
 """Effective rank of the weights (Figure 6 of the PolyCom paper).
 
-Source: Zhuo et al. 2024, https://arxiv.org/abs/2411.03884 (appendix E.3, equation 39), after Roy and
-Vetterli 2007, "The effective rank: a measure of effective dimensionality".
+Source: Zhuo et al. 2024, https://arxiv.org/abs/2411.03884 (appendix E.3, equation 39), after Roy
+and Vetterli 2007, "The effective rank: a measure of effective dimensionality".
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 from matplotlib import colormaps
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
 from polyvision.analysis.layers import weight_matrices
@@ -73,9 +74,7 @@ def analyse_rank(
             shape = " x ".join(map(str, weight.shape))
             rows.append([layer, role, shape, ranks[tag], ranks[tag] / sizes[tag]])
     curves = {**(history or {}), step: ranks}
-    means = {
-        f"mean/{role}": sum(values) / len(values) for role, values in _by_role(ranks).items()
-    }
+    means = {f"mean/{role}": sum(values) / len(values) for role, values in _by_role(ranks).items()}
     return Result(
         "rank",
         {**ranks, **means},
@@ -111,7 +110,7 @@ def _figure(curves: Mapping[int, Mapping[str, float]], sizes: Mapping[str, int])
         else:
             axes.plot([curves[steps[0]][tag] for tag in tags], "o-", markersize=3)
             axes.set_xlabel("layer")
-            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_title(f"W_{role}" if role != "weight" else "weights", fontsize="medium")
     panels[0].set_ylabel("effective rank")
     return figure

@@ -23,7 +23,7 @@ __all__ = ["FORMS", "SavedTensors", "form_of", "saved_bytes", "seconds"]
 FORMS = ("eager", "checkpointed", "fused")
 
 
-class SavedTensors(torch.autograd.graph.saved_tensors_hooks):
+class SavedTensors:
     """Count the bytes that autograd keeps inside the block; a storage counts once.
 
     Example:
@@ -35,7 +35,7 @@ class SavedTensors(torch.autograd.graph.saved_tensors_hooks):
     """
 
     def __init__(self) -> None:
-        super().__init__(self._pack, lambda tensor: tensor)
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
         self._kept: dict[int, int] = {}
         self._alive: list[Tensor] = []  # so that no address is used twice
 
@@ -47,8 +47,12 @@ class SavedTensors(torch.autograd.graph.saved_tensors_hooks):
 
     def __enter__(self) -> SavedTensors:
         """Start counting."""
-        super().__enter__()
+        self._hooks.__enter__()
         return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop counting."""
+        self._hooks.__exit__(*error)
 
     @property
     def bytes(self) -> int:
@@ -111,7 +115,7 @@ def seconds(
     times = []
     for _ in range(repeats + 1):
         start = time.perf_counter()
-        function(*inputs).backward(upstream)
+        torch.autograd.backward(function(*inputs), upstream)
         if device == "cuda":
             torch.cuda.synchronize()
         times.append(time.perf_counter() - start)

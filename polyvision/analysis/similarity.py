@@ -52,9 +52,9 @@ def cosine_matrix(states: Sequence[Tensor]) -> Tensor:
 def hidden_states(model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
     """Run ``model`` and return the state after each layer as (tokens, width), by layer name.
 
-    Tokens of an image are the places of the map: (B, C, H, W) gives B x H x W rows. Whether a map is
-    NCHW or channel-last is found as for activations, by running a twin of the network on fake images
-    of two sizes; a map that does not tell counts as NCHW.
+    Tokens of an image are the places of the map: (B, C, H, W) gives B x H x W rows. Whether a map
+    is NCHW or channel-last is found as for activations, by running a twin of the network on fake
+    images of two sizes; a map that does not tell counts as NCHW.
 
     Raises:
         PolyvisionError: the network has no repeated layers.
@@ -112,7 +112,9 @@ def analyse_similarity(model: nn.Module, inputs: Tensor) -> Result:
 def _figure(names: Sequence[str], cosines: Tensor) -> Figure:
     figure = Figure(figsize=(5.4, 4.6), layout="constrained")
     axes = figure.subplots()
-    image = axes.imshow(np.asarray(cosines), cmap="viridis", vmin=min(0.0, _lowest(cosines)), vmax=1)
+    image = axes.imshow(
+        np.asarray(cosines), cmap="viridis", vmin=min(0.0, _lowest(cosines)), vmax=1
+    )
     ticks = list(range(0, len(names), max(1, len(names) // 12)))
     axes.set_xticks(ticks, [str(i + 1) for i in ticks])
     axes.set_yticks(ticks, [str(i + 1) for i in ticks])

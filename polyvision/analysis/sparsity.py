@@ -30,7 +30,8 @@ def neuron_outputs(hidden: Tensor, down: Tensor) -> Tensor:
         hidden: (tokens, neurons), the input a of W_down.
         down: (width, neurons).
     """
-    return hidden.abs() * down.norm(dim=0)
+    sizes: Tensor = hidden.abs() * torch.linalg.vector_norm(down, dim=0)
+    return sizes
 
 
 def cett(hidden: Tensor, down: Tensor, threshold: float, bias: Tensor | None = None) -> float:
@@ -50,9 +51,11 @@ def cett(hidden: Tensor, down: Tensor, threshold: float, bias: Tensor | None = N
         threshold: t.
         bias: that of the down projection, (width,).
     """
-    whole = nn.functional.linear(hidden, down, bias).norm(dim=-1)
-    lost = (hidden * (neuron_outputs(hidden, down) <= threshold)) @ down.T
-    share = lost.norm(dim=-1) / whole
+    inactive = hidden * (neuron_outputs(hidden, down) <= threshold)
+    with torch.autocast(hidden.device.type, enabled=False):
+        whole = nn.functional.linear(hidden, down, bias).norm(dim=-1)
+        lost = (inactive @ down.T).norm(dim=-1)
+    share = lost / whole
     return float(torch.where(whole > 0, share, torch.zeros_like(share)).mean())
 
 
@@ -69,7 +72,7 @@ def threshold_for(hidden: Tensor, down: Tensor, target: float, bias: Tensor | No
         bias: that of the down projection.
     """
     candidates = neuron_outputs(hidden, down).flatten().sort().values
-    low, high = -1, len(candidates) - 1  # low fits (no threshold at all), what is above high does not
+    low, high = -1, len(candidates) - 1  # low fits (-1: no neuron), what is above high does not
     while low < high:
         middle = (low + high + 1) // 2
         if cett(hidden, down, float(candidates[middle]), bias) <= target:
@@ -126,8 +129,8 @@ def ppl_sparsity(
     """Return the PPL-p % sparsity: how many neurons can be silenced for p % more perplexity.
 
     Every layer gets the threshold that reaches one common CETT. Bisection over that CETT, between 0
-    and 1, finds the largest with exp(loss_sparse - loss_dense) <= 1 + p/100; thresholds are found on
-    up to 256 tokens, spread over the batch.
+    and 1, finds the largest with exp(loss_sparse - loss_dense) <= 1 + p/100; thresholds are found
+    on up to 256 tokens, spread over the batch.
 
     Args:
         model: the network; it runs in eval mode.

@@ -18,6 +18,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor, nn
 
 from polyvision.errors import PolyvisionError
+from polyvision.training.analyses import Analyses, probe
 from polyvision.training.callbacks import ActivationMonitor, Console, Throughput
 from polyvision.training.checkpoint import AtomicCheckpointIO
 from polyvision.training.checkpoints import Checkpoints
@@ -206,6 +207,7 @@ def _fit(
             throughput,
             ActivationMonitor(config.trainer.histograms),
             *task.callbacks,
+            *_analyses(config, task, run),
             Console(steps.total, ["train/loss", *task.shown], sys.stderr.isatty()),
             checkpoints,
         ],
@@ -232,6 +234,14 @@ def _fit(
         write_json(run.folder / "summary.json", summary)
         _print_summary(run, summary)
     return summary
+
+
+def _analyses(config: Config, task: Task, run: Run) -> list[Callback]:
+    wanted = config.analysis
+    if not wanted.every_n_steps or not wanted.kinds:
+        return []
+    batch = probe(task.val, wanted.samples, task.collate)
+    return [Analyses(run.folder, batch, wanted.kinds, wanted.every_n_steps)]
 
 
 def _first_step(plan: Run) -> int:
