@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from polyvision.activations import (
     activation_info,
@@ -18,7 +17,7 @@ from polyvision.activations import (
     create_activation,
 )
 from polyvision.analysis.cost import PAPER_METHODS, paper_row
-from polyvision.analysis.flops import count_flops, flops_per_element
+from polyvision.analysis.flops import count_flops, flops_per_element, matrix_counter
 from polyvision.analysis.layers import inference, watch_outputs
 from polyvision.analysis.result import Result, text_table
 from polyvision.analysis.saved import FORMS, saved_bytes, seconds
@@ -48,7 +47,7 @@ def cost_tables(*, device: str = "cpu", rows_timed: int = 512, repeats: int = 5)
     header += [f"{form} MiB" for form in FORMS] + [f"{form} ms" for form in FORMS]
     table = [
         [r["name"], r["hidden"], r["flops_per_bsh"]]
-        + [f"{100 * r[k]:.2g} %" for k in ("ratio", "ratio_checkpointed")]
+        + [f"{100 * r[k]:#.2g} %" for k in ("ratio", "ratio_checkpointed")]
         + [None if r["paper_bytes"] is None else r["paper_bytes"] // _MIB]
         + [round(r["saved_bytes"][form] / _MIB) for form in FORMS]
         + [f"{1e3 * r['seconds'][form]:.1f}" for form in FORMS]
@@ -124,7 +123,7 @@ def analyse_cost(model: nn.Module, inputs: Tensor, *, timed: bool = True) -> Res
         shapes[name] = [x.shape for x in args]
         dtypes[name] = output.dtype
 
-    counter = FlopCounterMode(display=False)
+    counter = matrix_counter()
     with inference(model), watch_outputs(sites, see), counter:
         model(inputs)
     matrix_flops = counter.get_total_flops()

@@ -8,12 +8,13 @@ and prints totals only. The rules here were inferred from these: they give its s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from polyvision.activations import (
     PolyNorm,
@@ -24,7 +25,7 @@ from polyvision.activations import (
     create_activation,
 )
 
-__all__ = ["count_flops", "flops_per_element", "plain_form"]
+__all__ = ["count_flops", "flops_per_element", "matrix_counter", "plain_form"]
 
 # Functions that no adder or multiplier computes count 10, as the paper has it for exp and tanh.
 _TEN = frozenset({"exp", "tanh", "erf", "log", "log1p", "expm1", "sin", "cos", "atan", "sqrt"})
@@ -152,6 +153,22 @@ def count_flops(module: nn.Module, inputs: int = 1) -> int:
     # What is done once a row, or once at all, is the same at both widths.
     narrow, wide = (_count(module, inputs, width) for width in (64, 128))
     return math.ceil((wide - narrow) / 64)
+
+
+def matrix_counter() -> FlopCounterMode:
+    """Return torch's counter of matrix products, convolutions and attention, also on a CPU.
+
+    torch itself leaves out the attention that a CPU runs. A causal mask is not taken off.
+    """
+    on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return FlopCounterMode(display=False, custom_mapping={on_cpu: _attention_flops})
+
+
+def _attention_flops(
+    query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any
+) -> int:
+    """Count q k^T and its product with v: (..., T, d), (..., S, d), (..., S, e)."""
+    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
 def _count(module: nn.Module, inputs: int, width: int) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import io
 import json
 import math
 from collections.abc import Sequence
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.image import imread
 
 from polyvision.errors import PolyvisionError
 
@@ -34,6 +37,13 @@ class Result:
     figure: Figure
     text: str
 
+    @functools.cached_property
+    def png(self) -> bytes:
+        """The figure; drawing it takes most of the time of a small analysis, so once must do."""
+        buffer = io.BytesIO()
+        self.figure.savefig(buffer, format="png", dpi=110)
+        return buffer.getvalue()
+
     def tags(self) -> dict[str, float]:
         """Return the finite scalars under their whole tags."""
         finite = {name: value for name, value in self.scalars.items() if math.isfinite(value)}
@@ -51,17 +61,17 @@ class Result:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             paths[0].write_text(json.dumps(_plain(content), indent=1) + "\n", encoding="utf-8")
-            self.figure.savefig(paths[1], dpi=110)
+            paths[1].write_bytes(self.png)
         except OSError as error:
             raise PolyvisionError(f"cannot write to {folder}: {error.strerror}") from error
         return paths
 
     def log(self, writer: Any, step: int) -> None:
         """Write scalars and figure to a TensorBoard ``SummaryWriter``."""
+        pixels = imread(io.BytesIO(self.png))  # (height, width, 4), from 0 to 1
         for tag, value in self.tags().items():
             writer.add_scalar(tag, value, step)
-        # The writer wants to close the figure with pyplot, which never knew of it.
-        writer.add_figure(f"analysis/{self.kind}", self.figure, step, close=False)
+        writer.add_image(f"analysis/{self.kind}", pixels, step, dataformats="HWC")
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.flop_counter import FlopCounterMode
 
+from polyvision.analysis.flops import matrix_counter
 from polyvision.analysis.saved import SavedTensors
 
 __all__ = ["Cost", "estimate_cost"]
@@ -37,7 +37,7 @@ def estimate_cost(model: nn.Module, make_input: Callable[[], Tensor], dtype: tor
         make_input: makes the input of a batch.
         dtype: compute dtype; below fp32 the pass runs under autocast.
     """
-    flops = FlopCounterMode(display=False)
+    flops = matrix_counter()
     low = dtype != torch.float32
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
