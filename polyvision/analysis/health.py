@@ -75,8 +75,8 @@ def neuron_deaths(x: Tensor, dim: int | None = None) -> Deaths:
         dim: the feature dimension; None for the second of four dimensions, else the last.
 
     Example:
-        >>> neuron_deaths(torch.tensor([[0.0, 0.0, 1.0], [0.0, 2.0, 3.0]]))
-        Deaths(static=0.3333333333333333, dynamic=0.16666666666666669)
+        >>> neuron_deaths(torch.tensor([[0.0, 0.0, 1.0, 1.0], [0.0, 2.0, 3.0, 1.0]]))
+        Deaths(static=0.25, dynamic=0.125)
     """
     alive = torch.stack([(rows_of(sample, dim) != 0).any(0) for sample in torch.split(x, 1)])
     static = 1 - float(alive.any(0).double().mean())

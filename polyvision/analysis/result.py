@@ -94,11 +94,13 @@ def _cell(value: object) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Round to six digits; JSON has neither infinity nor nan, so these become null."""
+    """Round fractions to six digits; JSON has neither infinity nor nan: these become null."""
     if isinstance(value, dict):
         return {key: _plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(part) for part in value]
     if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
+        if not math.isfinite(value):
+            return None
+        return int(value) if value.is_integer() else float(f"{value:.6g}")
     return value

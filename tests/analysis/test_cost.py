@@ -9,7 +9,12 @@ from torch import nn
 from polyvision.activations import activation_names, create_activation
 from polyvision.analysis.cost import PAPER_METHODS, paper_row
 from polyvision.analysis.cost_report import analyse_cost, cost_tables
-from polyvision.analysis.flops import count_flops, flops_per_element, plain_form
+from polyvision.analysis.flops import (
+    count_flops,
+    flops_per_element,
+    matrix_counter,
+    plain_form,
+)
 from polyvision.analysis.saved import FORMS, SavedTensors, form_of, saved_bytes
 from polyvision.models.transformer import Transformer, TransformerShape
 
@@ -169,3 +174,10 @@ def test_a_model_keeps_its_mode_and_weights():
     assert [module.training for module in model.modules()] == [True, False, True, True]
     assert torch.equal(model[0].weight, before)
     assert model[0].weight.grad is None
+
+
+def test_attention_counts_on_a_cpu():
+    q = torch.randn(1, 2, 8, 4)
+    with matrix_counter() as counter:
+        nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    assert counter.get_total_flops() == 2 * (2 * 2 * 8 * 8 * 4)
