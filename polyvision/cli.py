@@ -26,6 +26,10 @@ _VERBS: dict[str, tuple[str, str]] = {
         "print which kernels compute on this machine, and why",
         "polyvision.kernels.environment",
     ),
+    "analyse": (
+        "measure rank, layer similarity, cost or health of a trained model",
+        "polyvision.training.analyse",
+    ),
     "stability": (
         "measure where activations overflow in fp16, and what that does to training",
         "polyvision.analysis.stability.command",

@@ -22,9 +22,9 @@ BELOW["data"] = {"errors"}
 BELOW["functional"] = {"errors", "kernels"}
 BELOW["activations"] = BELOW["functional"] | {"functional"}
 BELOW["models"] = BELOW["activations"] | {"activations"}
-BELOW["training"] = BELOW["models"] | {"models", "data", "configs", ""}
-BELOW["analysis"] = BELOW["training"]
-BELOW["cli"] = BELOW["training"] | {"training", "analysis"}
+BELOW["analysis"] = BELOW["models"] | {"models", "data", "configs", ""}
+BELOW["training"] = BELOW["analysis"] | {"analysis"}
+BELOW["cli"] = BELOW["training"] | {"training"}
 BELOW["timm"] = BELOW["activations"] | {"activations"}  # polyvision/timm.py
 BELOW[""] = BELOW["models"] | {"models"}  # polyvision/__init__.py
 

@@ -1,1 +1,1 @@
-"""Studies of trained and untrained networks, without Lightning: numerical stability."""
+"""What is measured on networks, without Lightning: rank, similarity, cost, health, stability."""

@@ -34,6 +34,7 @@ __all__ = [
     "check_keys",
     "combinations",
     "compose",
+    "config_from_plain",
     "register_groups",
     "typed_config",
 ]
@@ -49,12 +50,14 @@ _SCHEMAS: dict[str, dict[str, type[Any]]] = {
         "data": schema.ImageDataConfig,
         "recipe": schema.VisionRecipeConfig,
         "trainer": schema.TrainerConfig,
+        "analysis": schema.AnalysisConfig,
     },
     "language": {
         "model": schema.LanguageModelConfig,
         "data": schema.TextDataConfig,
         "recipe": schema.LanguageRecipeConfig,
         "trainer": schema.TrainerConfig,
+        "analysis": schema.AnalysisConfig,
     },
 }
 
@@ -148,6 +151,20 @@ def typed_config(composed: DictConfig) -> schema.Config:
     except OmegaConfBaseException as error:
         text = str(error).splitlines()[0]
         raise PolyvisionError(f"{error.full_key}: cannot resolve ${{...}}: {text}") from error
+    return _typed(values)
+
+
+def config_from_plain(values: Mapping[str, Any]) -> schema.Config:
+    """Turn the content of a run's config.yaml, which is ``Config.plain()``, into its typed form.
+
+    Raises:
+        ValueError: one text with a line for each value that does not fit.
+    """
+    act = values["act"]
+    return _typed({**values, "act": {"name": act["name"], **act["options"]}})
+
+
+def _typed(values: Mapping[str, Any]) -> schema.Config:
     problems: list[str] = []
     task = values.get("task")
     if task not in _SCHEMAS:
@@ -177,7 +194,7 @@ _Scalars = dataclasses.make_dataclass(
     [
         (f.name, schema.Config.__annotations__[f.name])
         for f in dataclasses.fields(schema.Config)
-        if f.name not in {"model", "act", "data", "recipe", "trainer"}
+        if f.name not in {*_SCHEMAS["vision"], "act"}
     ],
     frozen=True,
     namespace={"__module__": schema.__name__},

@@ -8,7 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.flop_counter import FlopCounterMode
+
+from polyvision.analysis.flops import matrix_counter
+from polyvision.analysis.saved import SavedTensors
 
 __all__ = ["Cost", "estimate_cost"]
 
@@ -35,22 +37,14 @@ def estimate_cost(model: nn.Module, make_input: Callable[[], Tensor], dtype: tor
         make_input: makes the input of a batch.
         dtype: compute dtype; below fp32 the pass runs under autocast.
     """
-    kept: dict[int, int] = {}
-    alive: list[Tensor] = []
-
-    def pack(tensor: Tensor) -> Tensor:
-        alive.append(tensor)  # so that no id is used twice
-        kept[id(tensor.untyped_storage())] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    flops = FlopCounterMode(display=False)
+    flops = matrix_counter()
     low = dtype != torch.float32
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
-        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+        SavedTensors() as saved,
         torch.autocast("cpu", dtype=dtype if low else torch.bfloat16, enabled=low),
         flops,
     ):
         model(make_input())
     own = sum(p.numel() * p.element_size() for p in model.parameters())
-    return Cost(flops.get_total_flops(), max(sum(kept.values()) - own, 0))
+    return Cost(flops.get_total_flops(), max(saved.bytes - own, 0))

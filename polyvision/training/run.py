@@ -41,6 +41,9 @@ _FREE_KEYS = frozenset(
         "trainer.log_every_n_steps",
         "trainer.checkpoint_every_n_steps",
         "trainer.histograms",
+        "analysis.every_n_steps",
+        "analysis.kinds",
+        "analysis.samples",
     }
 )
 # Tells the processes of one distributed run which folder the first of them took.

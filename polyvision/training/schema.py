@@ -10,6 +10,7 @@ from polyvision.training.typed import Bounds
 
 __all__ = [
     "ActivationConfig",
+    "AnalysisConfig",
     "AugmentConfig",
     "Config",
     "DataConfig",
@@ -156,6 +157,15 @@ class TrainerConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class AnalysisConfig:
+    """Analyses during training: how often (0 for never), which, and on how many samples."""
+
+    every_n_steps: Annotated[int, Bounds(ge=0)]
+    kinds: list[Literal["rank", "similarity", "cost", "health"]]
+    samples: Count
+
+
+@dataclasses.dataclass(frozen=True)
 class ActivationConfig:
     """An activation by name, and the keywords its constructor is given."""
 
@@ -180,6 +190,7 @@ class Config:
     data: ImageDataConfig | TextDataConfig
     recipe: VisionRecipeConfig | LanguageRecipeConfig
     trainer: TrainerConfig
+    analysis: AnalysisConfig
     seed: Annotated[int, Bounds(ge=0, lt=2**32)]
     precision: Literal["32", "bf16", "fp16"]
     run_root: str

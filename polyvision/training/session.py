@@ -21,6 +21,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor, nn
 
 from polyvision.errors import PolyvisionError
+from polyvision.training.analyses import Analyses, probe
 from polyvision.training.board import Board, run_card
 from polyvision.training.callbacks import Console, Throughput
 from polyvision.training.checkpoint import AtomicCheckpointIO
@@ -214,6 +215,7 @@ def _fit(
             throughput,
             ActivationMonitor(config.trainer.histograms, steps.total, task.shown),
             *task.callbacks,
+            *_analyses(config, task, run),
             Console(steps.total, ["train/loss", *task.shown], sys.stderr.isatty()),
             checkpoints,
         ],
@@ -248,6 +250,7 @@ def _fit(
     return summary
 
 
+from polyvision.training.analyses import Analyses, probe
 @contextmanager
 def _recorded(
     run: Run,

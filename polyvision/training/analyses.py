@@ -1,0 +1,167 @@
+"""Analyses of a model in training or after it; what they compute is in ``polyvision.analysis``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from polyvision.analysis.cost_report import analyse_cost
+from polyvision.analysis.health import gradient_norms, measure_health
+from polyvision.analysis.health_report import health_result
+from polyvision.analysis.rank import analyse_rank
+from polyvision.analysis.result import Result
+from polyvision.analysis.similarity import analyse_similarity
+from polyvision.training.callbacks import Throughput, tensorboard
+from polyvision.training.loader import Collate, MapDataset
+from polyvision.training.loggers import JsonLinesLogger
+from polyvision.training.module import TaskModule
+
+__all__ = ["KINDS", "Analyses", "Probe", "analyse", "probe", "rank_history"]
+
+KINDS = ("rank", "similarity", "cost", "health")
+_RANK_TAG = re.compile(r"analysis/rank/(?!mean/)(.+)")
+
+# Inputs and targets.
+Probe = tuple[Tensor, Tensor]
+
+
+def probe(samples: MapDataset, number: int, collate: Collate | None) -> Probe:
+    """Return a batch of ``number`` samples, evenly spread over the data set.
+
+    Evenly, since image folders are sorted by class.
+    """
+    number = min(number, len(samples))
+    chosen = [samples[i * len(samples) // number] for i in range(number)]
+    inputs, targets = (collate or default_collate)(chosen)
+    return inputs, targets
+
+
+def analyse(
+    kind: str,
+    module: TaskModule,
+    batch: Probe,
+    *,
+    step: int,
+    history: Mapping[int, Mapping[str, float]] | None = None,
+    gradients: Mapping[str, float] | None = None,
+    timed: bool = False,
+) -> Result:
+    """Run one analysis on the network of ``module``.
+
+    Args:
+        kind: one of ``KINDS``.
+        module: the network and its loss.
+        batch: inputs and targets, on the network's device.
+        step: optimizer steps so far.
+        history: earlier ranks, for their curves over training.
+        gradients: norms by layer, for ``health``.
+        timed: measure the times of ``cost``.
+    """
+
+    def evaluate() -> float:
+        totals = {name: float(value) for name, value in module.count(batch).items()}
+        return module.metrics(totals)["val/loss"]
+
+    if kind == "rank":
+        return analyse_rank(module.model, history, step)
+    if kind == "similarity":
+        return analyse_similarity(module.model, batch[0])
+    if kind == "cost":
+        return analyse_cost(module.model, batch[0], timed=timed)
+    assert kind == "health", kind
+    return health_result(measure_health(module.model, batch[0], evaluate, gradients))
+
+
+def rank_history(metrics: Path) -> dict[int, dict[str, float]]:
+    """Read the effective ranks that a run logged into its metrics.jsonl, by step."""
+    history: dict[int, dict[str, float]] = {}
+    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else []
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:  # a kill can leave half a line at the end
+            continue
+        for tag, value in row.items():
+            found = _RANK_TAG.fullmatch(tag)
+            if found:
+                history.setdefault(int(row["step"]), {})[found[1]] = float(value)
+    return history
+
+
+class Analyses(Callback):
+    """Run analyses before training and after every ``every_n_steps`` optimizer steps.
+
+    Each goes to TensorBoard, to metrics.jsonl, and as PNG and JSON into ``analysis/`` of the run
+    folder. Gradient norms are those of the training step, before clipping. The training itself is
+    not changed: the network runs in eval mode, without gradients, on validation samples.
+
+    Args:
+        folder: the run folder.
+        batch: what the network is run on, the same each time.
+        kinds: which analyses.
+        every_n_steps: how often.
+    """
+
+    def __init__(
+        self, folder: Path, batch: Probe, kinds: Sequence[str], every_n_steps: int
+    ) -> None:
+        self.folder = folder
+        self.batch = batch
+        self.kinds = list(dict.fromkeys(kinds))
+        self.every_n_steps = every_n_steps
+        self._gradients: dict[str, float] = {}
+        self._done = -1
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look at the network before the first step."""
+        if trainer.global_step == 0:
+            self._run(trainer, pl_module)
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Keep the gradient norms of a step that is followed by an analysis."""
+        if (trainer.global_step + 1) % self.every_n_steps == 0 and "health" in self.kinds:
+            assert isinstance(pl_module, TaskModule)
+            self._gradients = gradient_norms(pl_module.model)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Look at the network at every n-th step, once."""
+        if trainer.global_step % self.every_n_steps == 0 and trainer.global_step != self._done:
+            self._run(trainer, pl_module)
+
+    def _run(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        step = self._done = trainer.global_step
+        writer = tensorboard(trainer)
+        if writer is None:
+            return
+        assert isinstance(pl_module, TaskModule)
+        inputs, targets = (part.to(pl_module.device) for part in self.batch)
+        for kind in self.kinds:
+            with trainer.precision_plugin.forward_context():
+                result = analyse(
+                    kind,
+                    pl_module,
+                    (inputs, targets),
+                    step=step,
+                    history=rank_history(self.folder / "metrics.jsonl"),
+                    gradients=self._gradients,
+                )
+            result.log(writer, step)
+            result.save(self.folder / "analysis", f"{kind}-step{step:06}")
+            for logger in trainer.loggers:
+                if isinstance(logger, JsonLinesLogger):
+                    logger.log_metrics(result.tags(), step)
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, Throughput):  # like validation, this is no training time
+                callback.on_validation_end(trainer, pl_module)

@@ -1,0 +1,115 @@
+"""A trained model from its run folder or one of its checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from polyvision.errors import PolyvisionError
+from polyvision.training.checkpoint import AtomicCheckpointIO
+from polyvision.training.compose import config_from_plain
+from polyvision.training.module import TaskModule
+from polyvision.training.run import Run
+from polyvision.training.schema import Config, VisionModelConfig
+from polyvision.training.session import Task
+
+__all__ = ["Restored", "load_model"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """A trained model and what belongs to it.
+
+    Attributes:
+        module: the Lightning module, in eval mode; the network itself is ``module.model``.
+        task: data, and how batches are made.
+        config: the run's configuration.
+        run: the run folder.
+        checkpoint: where the weights come from.
+        step: optimizer steps they were trained for.
+    """
+
+    module: TaskModule
+    task: Task
+    config: Config
+    run: Run
+    checkpoint: Path
+    step: int
+
+
+def load_model(path: str | Path) -> Restored:
+    """Build the model of a run and load its weights.
+
+    Args:
+        path: a run folder, of which the last checkpoint is taken (the best one if there is no
+            last), or a checkpoint inside one.
+
+    Raises:
+        PolyvisionError: there is no run or checkpoint, a file is damaged, the data is gone, or the
+            weights do not fit the model.
+    """
+    checkpoint = _checkpoint(Path(path).expanduser())
+    run = Run(checkpoint.absolute().parent.parent)
+    state = AtomicCheckpointIO().load_checkpoint(checkpoint)
+    if not isinstance(state, dict) or not {"state_dict", "global_step"} <= set(state):
+        raise PolyvisionError(f"{checkpoint} is not the checkpoint of a run")
+    config = _config(run.folder / "config.yaml")
+    domain = importlib.import_module(f"polyvision.training.{config.task}")
+    task: Task = domain.build_task(config)
+    module = task.module(task.model, config.recipe, seed=config.seed, total_steps=1, epoch_steps=1)
+    _load(module, state["state_dict"], checkpoint)
+    return Restored(module.eval(), task, config, run, checkpoint, int(state["global_step"]))
+
+
+def _checkpoint(path: Path) -> Path:
+    if path.is_file():
+        if not (path.absolute().parent.parent / "config.yaml").is_file():
+            raise PolyvisionError(
+                f"{path} does not lie in the checkpoints/ of a run folder, so nothing says which "
+                f"model it belongs to"
+            )
+        return path
+    if not (path / "config.yaml").is_file():
+        raise PolyvisionError(
+            f"{path} is neither a checkpoint (.ckpt) nor a run folder: a run folder holds "
+            f"config.yaml, for example runs/language/book/lm_tiny/polynorm/seed0"
+        )
+    run = Run(path)
+    found = next((c for c in (run.last, run.best) if c.is_file()), None)
+    if found is None:
+        raise PolyvisionError(f"{path} has no checkpoint yet: it would be {run.last}")
+    return found
+
+
+def _config(path: Path) -> Config:
+    try:
+        config = config_from_plain(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (yaml.YAMLError, UnicodeDecodeError, AttributeError, TypeError) as error:
+        raise PolyvisionError(f"{path} is damaged: {' '.join(str(error).split())}") from error
+    except PolyvisionError as error:
+        raise PolyvisionError(f"{path} does not fit this version: {error}") from error
+    if isinstance(config.model, VisionModelConfig):  # the checkpoint holds the weights
+        config = dataclasses.replace(
+            config, model=dataclasses.replace(config.model, pretrained=False)
+        )
+    return config
+
+
+def _load(module: TaskModule, weights: Mapping[str, Any], checkpoint: Path) -> None:
+    own = module.state_dict()
+    wrong = [k for k in own if k not in weights or weights[k].shape != own[k].shape]
+    wrong += [k for k in weights if k not in own]
+    if wrong:
+        shown = ", ".join(wrong[:4]) + (", ..." if len(wrong) > 4 else "")
+        raise PolyvisionError(
+            f"{checkpoint} does not fit the model that its run's config.yaml describes: "
+            f"{len(wrong)} entries are missing, new or of another shape ({shown})"
+        )
+    with torch.no_grad():
+        module.load_state_dict(dict(weights))

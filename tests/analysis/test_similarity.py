@@ -1,0 +1,117 @@
+"""Cosines of states that were built to have them."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from polyvision.analysis.similarity import analyse_similarity, cosine_matrix, hidden_states
+from polyvision.errors import PolyvisionError
+from polyvision.models.transformer import Transformer, TransformerShape
+from polyvision.models.vision import create_vision_model
+
+
+def test_cosines_of_known_angles():
+    angles = [0.0, math.pi / 6, math.pi / 2, math.pi]
+    states = [torch.tensor([[math.cos(a), math.sin(a)]], dtype=torch.float64) for a in angles]
+    expected = [[math.cos(a - b) for a in angles] for b in angles]
+    torch.testing.assert_close(
+        cosine_matrix(states), torch.tensor(expected, dtype=torch.float64), atol=1e-12, rtol=0
+    )
+
+
+def test_length_does_not_count_and_tokens_are_averaged():
+    first = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0], [0.0, 1.0]])
+    second = torch.tensor([[5.0, 0.0], [-1.0, 0.0], [4.0, 0.0], [0.0, 7.0]])  # 1, -1, 0, 1
+    assert cosine_matrix([first, second])[0, 1] == pytest.approx(0.25)
+
+
+def test_what_cannot_be_compared_is_nan_and_zeros_have_no_direction():
+    cosines = cosine_matrix([torch.ones(2, 3), torch.ones(2, 4), torch.zeros(2, 3)])
+    assert math.isnan(cosines[0, 1])
+    assert cosines[0, 2] == 0
+    assert cosines[0, 0] == pytest.approx(1)
+
+
+class Turn(nn.Module):
+    """Rotate the first two features by an angle."""
+
+    def __init__(self, angle):
+        super().__init__()
+        self.angle = angle
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        c, s = math.cos(self.angle), math.sin(self.angle)
+        return self.scale * x @ torch.tensor([[c, s], [-s, c]])
+
+
+class Turns(nn.Module):
+    def __init__(self, angles):
+        super().__init__()
+        self.blocks = nn.ModuleList(map(Turn, angles))
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(self.dropout(x))
+        return x
+
+
+def test_states_are_those_after_each_layer():
+    model = Turns([1.0, 0.3, 0.2]).train()
+    inputs = torch.randn(4, 5, 2)
+    states = hidden_states(model, inputs)
+    assert list(states) == ["blocks.0", "blocks.1", "blocks.2"]
+    assert states["blocks.0"].shape == (20, 2)
+    result = analyse_similarity(model, inputs)
+    cosines = result.data["cosine"]
+    assert cosines[0][1] == pytest.approx(math.cos(0.3), abs=1e-6)
+    assert cosines[2][0] == pytest.approx(math.cos(0.5), abs=1e-6)
+    assert result.scalars["neighbours"] == pytest.approx((math.cos(0.3) + math.cos(0.2)) / 2)
+    mean = (math.cos(0.3) + math.cos(0.2) + math.cos(0.5)) / 3
+    assert result.scalars["mean"] == pytest.approx(mean)
+    assert all(module.training for module in model.modules())
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_language_model_whose_layers_do_nothing():
+    shape = TransformerShape(vocab_size=16, context=8, width=8, layers=3, heads=2, ffn_hidden=24)
+    model = Transformer(shape)
+    with torch.no_grad():
+        for block in model.blocks[1:]:
+            block.ffn.down.weight.zero_()
+            block.attention.out.weight.zero_()
+    result = analyse_similarity(model, torch.randint(16, (2, 8)))
+    assert result.data["cosine"] == [[pytest.approx(1)] * 3] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "shape"),
+    [
+        ("test_vit", 160, (2 * 101, 64)),
+        ("test_convnext", 64, (2 * 8 * 8, 32)),  # NCHW between blocks, NHWC inside
+        ("resnet18", 32, (2 * 4 * 4, 128)),
+    ],
+)
+def test_layers_of_vision_models(name, size, shape):
+    model = create_vision_model(name, "relu", num_classes=4, image_size=size).model
+    states = hidden_states(model, torch.randn(2, 3, size, size))
+    assert list(states.values())[2].shape == shape
+
+
+def test_a_compiled_model_is_seen_too():
+    model = Turns([1.0, 0.3])
+
+    def refuse(*_):
+        raise AssertionError("compiled code passes by the hooks")
+
+    model._compiled_call_impl = refuse
+    assert len(hidden_states(model, torch.randn(1, 1, 2))) == 2
+    assert model._compiled_call_impl is refuse
+
+
+def test_a_model_without_layers_is_refused():
+    with pytest.raises(PolyvisionError, match="Linear has no repeated layers"):
+        hidden_states(nn.Linear(2, 2), torch.randn(1, 2))
