@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> str:
         sections += [threshold_section(), map_section(cells)]
     if "pairs" in arguments.parts:
         pairs = run_pairs(range(arguments.seeds), device, progress)
-        results["pairs"] = [_record(one, curves=True) for one in pairs]
+        results["pairs"] = [_record(one, curves=True) for _, runs in pairs for one in runs]
         sections.append(pair_section(pairs))
     if "grid" in arguments.parts:
         grids = run_grids(device, progress)
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> str:
         sections.append(grid_section(grids))
     if "precisions" in arguments.parts:
         precisions = run_precisions(device, progress)
-        results["precisions"] = [_record(one) for one in precisions]
+        results["precisions"] = [_record(one) for _, runs in precisions for one in runs]
         sections.append(precision_section(precisions))
     _write(folder, results, sections)
     return f"report: {folder / 'report.html'} (also report.md, stability.json and the figures)"
@@ -142,7 +142,9 @@ def _record(run: Run, *, curves: bool = False) -> dict[str, Any]:
     record["last_loss"] = _short(run.last_loss)
     record["lost"] = run.lost
     record["steps_begun"] = len(run.losses)
-    for name in ("losses", "scales", "peaks"):
+    if not curves:
+        del record["scales"]
+    for name in ("losses", "peaks"):
         values = record.pop(name)
         if curves:
             record[name] = [_short(value) for value in values]

@@ -13,8 +13,16 @@ from typing import Any
 from polyvision.analysis.stability.datasets import book, digits
 from polyvision.analysis.stability.training import PRECISIONS, Batches, Recipe, Run, train
 
-__all__ = ["ACTIVATIONS", "GRIDS", "SETTINGS", "Grid", "Setting", "run_grids", "run_pairs"]
-__all__ += ["run_precisions"]
+__all__ = [
+    "ACTIVATIONS",
+    "GRIDS",
+    "SETTINGS",
+    "Grid",
+    "Setting",
+    "run_grids",
+    "run_pairs",
+    "run_precisions",
+]
 
 ACTIVATIONS = ("polynorm", "polyrelu", "relu")
 
@@ -99,17 +107,20 @@ def run_pairs(
     device: str = "cpu",
     progress: Progress = lambda text: None,
     settings: Iterable[Setting] = SETTINGS,
-) -> list[Run]:
+) -> list[tuple[Setting, list[Run]]]:
     """Train each activation in each setting, with each seed."""
+    seeds = list(seeds)
     load = _Loader(device)
-    runs = []
+    results = []
     for setting in settings:
+        runs = []
         for seed in seeds:
-            for activation in ACTIVATIONS:
-                run = train(setting.network, activation, seed, setting.recipe, load(setting.data))
-                runs.append(run)
-                progress(f"{setting.title}, seed {seed}, {activation}: {run.outcome}")
-    return runs
+            data = load(setting.data)
+            row = [train(setting.network, n, seed, setting.recipe, data) for n in ACTIVATIONS]
+            progress(f"{setting.title}, seed {seed}: {_outcomes(row)}")
+            runs += row
+        results.append((setting, runs))
+    return results
 
 
 def run_grids(
@@ -132,20 +143,29 @@ def run_grids(
     return results
 
 
-def run_precisions(device: str = "cpu", progress: Progress = lambda text: None) -> list[Run]:
+def run_precisions(
+    device: str = "cpu",
+    progress: Progress = lambda text: None,
+    settings: Iterable[Setting] = SETTINGS,
+) -> list[tuple[Setting, list[Run]]]:
     """Train the settings without convolutions in every precision, with seed 0."""
     data = digits(device)
-    runs = []
-    for setting in SETTINGS:
+    results = []
+    for setting in settings:
         if setting.data != "digits":
             continue
+        runs = []
         for precision in PRECISIONS:
             recipe = dataclasses.replace(setting.recipe, precision=precision)
             row = [train(setting.network, name, 0, recipe, data) for name in ACTIVATIONS]
-            outcomes = ", ".join(f"{run.activation} {run.outcome}" for run in row)
-            progress(f"{setting.title} in {precision}: {outcomes}")
+            progress(f"{setting.title} in {precision}: {_outcomes(row)}")
             runs += row
-    return runs
+        results.append((setting, runs))
+    return results
+
+
+def _outcomes(runs: Iterable[Run]) -> str:
+    return ", ".join(f"{run.activation} {run.outcome}" for run in runs)
 
 
 class _Loader:

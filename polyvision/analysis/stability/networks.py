@@ -66,7 +66,7 @@ class MLP(nn.Module):
         return logits
 
 
-class ResidualBlock(nn.Module):
+class _ResidualBlock(nn.Module):
     """``x + down(act(up(x)))``, the feed-forward block of a transformer without its norm."""
 
     def __init__(self, width: int, activation: str) -> None:
@@ -92,7 +92,7 @@ class ResidualMLP(nn.Module):
     ) -> None:
         super().__init__()
         self.stem = nn.Linear(features, width)
-        self.blocks = nn.Sequential(*(ResidualBlock(width, activation) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(_ResidualBlock(width, activation) for _ in range(depth)))
         self.head = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -78,11 +78,11 @@ def _label_map(axes: Axes, rows: list[tuple[str, str]], exponents: list[int]) ->
     axes.set_xticks(ticks, [str(exponents[i]) for i in ticks])
 
 
-def curves_figure(groups: dict[str, list[Run]]) -> Figure:
+def curves_figure(groups: Sequence[tuple[str, Sequence[Run]]]) -> Figure:
     """Draw loss, loss scale and largest value against the step; a line per run."""
     figure = Figure(figsize=(12, 2.4 * len(groups)), layout="constrained")
     panels = figure.subplots(len(groups), 3, squeeze=False)
-    for (loss, scale, peak), (title, runs) in zip(panels, groups.items(), strict=True):
+    for (loss, scale, peak), (title, runs) in zip(panels, groups, strict=True):
         for run in runs:
             label = run.activation if run.seed == runs[0].seed else None
             style = {"color": COLOURS[run.activation], "linewidth": 1, "label": label}
@@ -127,7 +127,7 @@ def grid_figure(groups: Sequence[tuple[Grid, Sequence[Run]]]) -> Figure:
     return figure
 
 
-def _draw_outcomes(axes: Axes, grid: Grid, runs: list[Run]) -> None:
+def _draw_outcomes(axes: Axes, grid: Grid, runs: Sequence[Run]) -> None:
     for run in runs:
         x = grid.values.index(getattr(run.recipe, grid.axis))
         y = grid.rates.index(run.recipe.lr)

@@ -12,15 +12,23 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from polyvision.analysis.stability.contenders import CONTENDERS, FORMS
-from polyvision.analysis.stability.contrast import ACTIVATIONS, SETTINGS, Grid
+from polyvision.analysis.stability.contrast import ACTIVATIONS, Grid, Setting
 from polyvision.analysis.stability.networks import NETWORKS
 from polyvision.analysis.stability.overflow import DTYPES, QUANTITIES, Cell
 from polyvision.analysis.stability.plots import curves_figure, grid_figure, maps_figure
 from polyvision.analysis.stability.thresholds import THRESHOLDS, neighbours
 from polyvision.analysis.stability.training import PRECISIONS, Run
 
-__all__ = ["Section", "as_html", "as_markdown", "grid_section", "map_section", "pair_section"]
-__all__ += ["precision_section", "threshold_section"]
+__all__ = [
+    "Section",
+    "as_html",
+    "as_markdown",
+    "grid_section",
+    "map_section",
+    "pair_section",
+    "precision_section",
+    "threshold_section",
+]
 
 _OUTCOMES = (
     "Outcomes: *trains* - the mean loss of the last tenth of the steps is below 3/4 of ln(classes),"
@@ -116,23 +124,17 @@ def _ranges(exponents: list[int]) -> str:
     return ", ".join(f"{a}..{b}" if a != b else str(a) for a, b in parts) or "none"
 
 
-def pair_section(runs: Sequence[Run]) -> Section:
+def pair_section(groups: Sequence[tuple[Setting, Sequence[Run]]]) -> Section:
     """Summarise the paired runs by setting and activation."""
     rows: list[tuple[str, ...]] = [
         ("setting", "activation", "outcomes", "last loss", "skipped", "lost", "first non-finite")
     ]
-    groups: dict[str, list[Run]] = {}
-    for setting in SETTINGS:
-        key = (setting.network, setting.recipe)
-        members = [run for run in runs if (run.network, run.recipe) == key]
-        if not members:
-            continue
-        groups[setting.title] = members
+    for setting, runs in groups:
         for activation in ACTIVATIONS:
-            own = [run for run in members if run.activation == activation]
+            own = [run for run in runs if run.activation == activation]
             rows.append((setting.title, activation, *_paired(own)))
-    used = {run.network: NETWORKS[run.network] for run in runs}
-    seeds = len({run.seed for run in runs})
+    seeds = len({run.seed for _, runs in groups for run in runs})
+    used = {setting.network: NETWORKS[setting.network] for setting, _ in groups}
     return Section(
         "Training contrast in fp16",
         (
@@ -145,11 +147,11 @@ def pair_section(runs: Sequence[Run]) -> Section:
             "Networks: " + "; ".join(f"{name} - {text}" for name, text in used.items()) + ".",
         ),
         tuple(rows),
-        ("curves.png", _png(curves_figure(groups))),
+        ("curves.png", _png(curves_figure([(s.title, runs) for s, runs in groups]))),
     )
 
 
-def _paired(runs: list[Run]) -> tuple[str, ...]:
+def _paired(runs: Sequence[Run]) -> tuple[str, ...]:
     counts = {o: sum(run.outcome == o for run in runs) for o in ("trains", "stalls", "diverges")}
     lost = [str(step) if (step := run.lost) else "-" for run in runs]
     sightings = sorted({s.kind + " of " + s.layer for run in runs if (s := run.sighting)})
@@ -181,19 +183,17 @@ def grid_section(groups: Sequence[tuple[Grid, Sequence[Run]]]) -> Section:
     )
 
 
-def precision_section(runs: Sequence[Run]) -> Section:
+def precision_section(groups: Sequence[tuple[Setting, Sequence[Run]]]) -> Section:
     """Compare the precisions: is the range of fp16 to blame, or the function?"""
-    settings = {(run.network, run.recipe.gain) for run in runs}
-    rows = [("setting", "activation", *PRECISIONS)]
-    for network, gain in sorted(settings):
+    rows: list[tuple[str, ...]] = [("setting", "activation", *PRECISIONS)]
+    for setting, runs in groups:
         for activation in ACTIVATIONS:
-            key = (network, gain, activation)
             own = {
                 run.recipe.precision: f"{run.outcome}: {run.reason}"
                 for run in runs
-                if (run.network, run.recipe.gain, run.activation) == key
+                if run.activation == activation
             }
-            rows.append((f"{network}, gain {gain:g}", activation, *(own[p] for p in PRECISIONS)))
+            rows.append((setting.title, activation, *(own[name] for name in PRECISIONS)))
     notes = (f"{name} - {text}" for name, text in PRECISIONS.items())
     return Section(
         "Is fp16 to blame?",

@@ -43,7 +43,7 @@ def root(function: Callable[[float], float]) -> float:
 
     Example:
         >>> round(root(lambda x: x**3), 3)
-        40.313
+        40.314
     """
     low, high = 1.0, LIMIT
     for _ in range(200):
