@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyvision.errors import PolyvisionError
-from polyvision.models.sites import resolve_sites
+from polyvision.models.calls import Tracer
+from polyvision.models.inputs import Inputs, other_sizes
+from polyvision.models.sites import feature_dim
 
 __all__ = [
     "FeedForwardPart",
@@ -153,28 +154,23 @@ def inference(model: nn.Module) -> Iterator[None]:
 
 
 def feature_dims(model: nn.Module, inputs: Tensor, names: Sequence[str]) -> dict[str, int]:
-    """Find the feature dimension of what reaches the modules called ``names``.
+    """Find the feature dimension of what the modules called ``names`` give out.
 
     An image network is run on fake images of two sizes, as for activations; a module that does not
     tell is left out. In a network that reads no images every feature dimension is the last.
     """
     if inputs.ndim != 4:
         return dict.fromkeys(names, -1)
-    try:
-        return _resolve(model, inputs, names)
-    except PolyvisionError:
-        pass
-    found: dict[str, int] = {}
-    for name in names:  # one place that does not tell hides the others: ask for each alone
-        with suppress(PolyvisionError):
-            found |= _resolve(model, inputs, [name])
+    tracer, given = Tracer(model), Inputs.of(inputs)
+    runs = [tracer.outputs(given, names)]
+    with suppress(Exception):  # whatever a foreign forward raises at another size
+        runs += [tracer.outputs(other, names) for other in other_sizes(given)]
+    found = {}
+    for name in names:
+        dim = feature_dim([run[name] for run in runs]) if all(name in run for run in runs) else None
+        if dim is not None:
+            found[name] = dim
     return found
-
-
-def _resolve(model: nn.Module, inputs: Tensor, names: Sequence[str]) -> dict[str, int]:
-    size, channels = inputs.shape[-1], inputs.shape[1]
-    sites = resolve_sites(model, names, in_chans=channels, sizes=[size, 2 * size], need_dim=True)
-    return {site.name: -1 if site.dim is None else site.dim for site in sites}
 
 
 def rows_of(state: Tensor, dim: int | None) -> Tensor:

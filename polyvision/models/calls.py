@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -138,6 +138,30 @@ class Tracer:
             with _Functions(self):
                 self._twin(*args, **kwargs)
         return self._calls
+
+    def outputs(self, inputs: Inputs, names: Iterable[str]) -> dict[str, Call]:
+        """Run the twin and return what the modules called ``names`` give out, as if it were input.
+
+        Raises:
+            Exception: whatever the network's forward raises for these inputs.
+        """
+        seen: dict[str, Call] = {}
+
+        def hook(name: str) -> Any:
+            def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+                state = output[0] if isinstance(output, tuple) else output
+                layout = self._layouts.of(state)
+                seen[name] = Call(state.shape, layout, state.device, state.dtype)
+
+            return after
+
+        handles = [self._twin.get_submodule(n).register_forward_hook(hook(n)) for n in names]
+        try:
+            self.run(inputs, training=False)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return seen
 
     def _start(self) -> None:
         self._layouts = Layouts()

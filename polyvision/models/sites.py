@@ -24,7 +24,7 @@ from polyvision.models.functions import is_activation_module, is_bounded, is_who
 from polyvision.models.inputs import Inputs, other_sizes
 from polyvision.models.rewrite import attribute_for
 
-__all__ = ["ROLES", "Role", "Use", "find_uses"]
+__all__ = ["ROLES", "Role", "Use", "feature_dim", "find_uses"]
 
 Role = Literal["stem", "block", "head", "gate", "mlp"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -193,7 +193,7 @@ def _measure(use: Use, runs: Sequence[_Calls], need_dim: bool) -> None:
         return
     dims = set()
     for same_call in zip(*(calls for calls in seen if len(calls) == use.calls), strict=True):
-        dim = _feature_dim(same_call)
+        dim = feature_dim(same_call)
         if dim is None:
             shapes = " and ".join(str(tuple(call.shape)) for call in same_call)
             use.no_dim = (
@@ -211,7 +211,7 @@ def _measure(use: Use, runs: Sequence[_Calls], need_dim: bool) -> None:
     use.dim = dims.pop()
 
 
-def _feature_dim(calls: Sequence[Call]) -> int | None:
+def feature_dim(calls: Sequence[Call]) -> int | None:
     """Return the dimension that is the same in all runs; the neighbouring layers break ties."""
     shapes = [call.shape for call in calls]
     last = len(shapes[0]) - 1

@@ -250,7 +250,14 @@ def _fit(
     return summary
 
 
-from polyvision.training.analyses import Analyses, probe
+def _analyses(config: Config, task: Task, run: Run) -> list[Callback]:
+    wanted = config.analysis
+    if not wanted.every_n_steps or not wanted.kinds:
+        return []
+    batch = probe(task.val, wanted.samples, task.collate)
+    return [Analyses(run.folder, batch, wanted.kinds, wanted.every_n_steps)]
+
+
 @contextmanager
 def _recorded(
     run: Run,
