@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import timm
-from conftest import ROOT
 from timm.models._registry import _model_to_module
 
 from benchmarks.swap_table import (
@@ -18,6 +17,7 @@ from benchmarks.swap_table import (
     versions,
 )
 
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = Path(ROOT, "docs", "swap-table.md").read_text(encoding="utf-8")
 ROWS = [line for line in PAGE.splitlines() if line.startswith("|")][2:]
 NAMES = [line.split("|")[1].strip() for line in ROWS]
