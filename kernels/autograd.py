@@ -76,18 +76,33 @@ def _relu_gradients(ctx: Any, grad: Tensor, run: Callable[..., Gradients]) -> Gr
     return *found, None, None
 
 
+def _in_memory(values: Sequence[Any]) -> list[Any]:
+    """Write out what PyTorch only notes: a negated view, or zeros that have no memory.
+
+    The dispatcher does this for the operations of ``ops``; kernels that are called directly would
+    read the wrong numbers.
+    """
+    return [_written_out(v) if isinstance(v, Tensor) else v for v in values]
+
+
+def _written_out(tensor: Tensor) -> Tensor:
+    if tensor._is_zerotensor():
+        return tensor.new_zeros(tensor.shape)
+    return tensor.resolve_neg() if tensor.is_neg() else tensor
+
+
 class _PolyNorm(torch.autograd.Function):
     @staticmethod
     def forward(*arguments: Any) -> Any:
         *operands, backend = arguments
-        return selection.load(backend).poly_norm_forward(*operands)
+        return selection.load(backend).poly_norm_forward(*_in_memory(operands))
 
     setup_context = staticmethod(_setup_norm)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         def run(backend: str, *arguments: Any) -> Any:
-            return selection.load(backend).poly_norm_backward(*arguments)
+            return selection.load(backend).poly_norm_backward(*_in_memory(arguments))
 
         return _norm_gradients(ctx, grads[0], run)
 
@@ -96,14 +111,14 @@ class _PolyReLU(torch.autograd.Function):
     @staticmethod
     def forward(*arguments: Any) -> Any:
         *operands, backend = arguments
-        return selection.load(backend).poly_relu_forward(*operands)
+        return selection.load(backend).poly_relu_forward(*_in_memory(operands))
 
     setup_context = staticmethod(_setup_relu)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         def run(backend: str, *arguments: Any) -> Any:
-            return selection.load(backend).poly_relu_backward(*arguments)
+            return selection.load(backend).poly_relu_backward(*_in_memory(arguments))
 
         return _relu_gradients(ctx, grads[0], run)
 

@@ -207,7 +207,7 @@ def poly_relu_backward(
     dslope = None
     if slope is not None and needs[3]:
         terms = torch.where(v <= 0, outer * v, 0)
-        over = [d for d in range(v.ndim) if d != 1] if slope.numel() > 1 else list(range(v.ndim))
+        over = [d for d in range(v.ndim) if d != 1] if slope.numel() != 1 else list(range(v.ndim))
         dslope = terms.sum(over).to(slope.dtype).view_as(slope)
     return (
         _laid_out_like(torch.where(v <= 0, negative, outer), x) if needs[0] else None,

@@ -33,7 +33,8 @@ def coefficient(
     values = values.to(dtype)
     if group is None:
         return values[column]
-    return values[:, column][group].unsqueeze(dim)
+    # Unlike indexing, this takes no negative numbers.
+    return values[:, column].index_select(0, group.flatten()).view(group.shape).unsqueeze(dim)
 
 
 def row_scale(v: Tensor, dim: int) -> Tensor:
@@ -95,7 +96,7 @@ def poly_norm(
 def channelwise(slope: Tensor, v: Tensor) -> Tensor:
     """Return the slope in the dtype of ``v``; several values are laid along dim 1."""
     slope = slope.to(v.dtype)
-    return slope.view(-1, *([1] * (v.ndim - 2))) if slope.numel() > 1 else slope
+    return slope.view(-1, *([1] * (v.ndim - 2))) if slope.numel() != 1 else slope
 
 
 def prelu(v: Tensor, slope: Tensor | None) -> Tensor:

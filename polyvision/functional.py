@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 MAX_ORDER = 8
+_COEFFICIENTS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def poly_norm(
@@ -135,6 +136,7 @@ def poly_relu(
         tensor([0., 6.])
     """
     _check_input("poly_relu", x, weight, bias, -1, mul, group)
+    _check_operands("poly_relu", x, {"slope": slope}, {})
     if slope is not None and slope.numel() != 1:
         channels = x.shape[1] if x.ndim > 1 else None
         if slope.ndim != 1 or slope.numel() != channels:
@@ -207,7 +209,7 @@ def poly_norm_stats(x: Tensor, order: int, *, dim: int = -1) -> Tensor:
         >>> poly_norm_stats(torch.tensor([1.0, 2.0]), 2)
         tensor([ 5., 17.], dtype=torch.float64)
     """
-    if not 1 <= order <= MAX_ORDER:
+    if not (isinstance(order, int) and 1 <= order <= MAX_ORDER):
         raise PolyvisionError(f"poly_norm_stats: order must be 1 to {MAX_ORDER}, got {order!r}")
     _check_dim("poly_norm_stats", x, dim)
     return kernels.poly_norm_stats(x, order, dim % x.ndim)
@@ -248,6 +250,10 @@ def poly_norm_apply(
         True
     """
     _check_norm("poly_norm_apply", x, weight, bias, eps, dim, None, None)
+    if not (isinstance(n, int) and n > 0):
+        raise PolyvisionError(
+            f"poly_norm_apply: n must be the length of a whole row, at least 1, got {n!r}"
+        )
     rows = _rows(x, dim)
     if stats.shape != (*rows, weight.shape[0]):
         raise PolyvisionError(
@@ -327,6 +333,7 @@ def _check_input(
 ) -> None:
     if not x.is_floating_point():
         raise PolyvisionError(f"{name}: x must be floating point, got {x.dtype}")
+    _check_operands(name, x, {"weight": weight, "bias": bias}, {"mul": mul, "group": group})
     form = "(order,)" if group is None else "(groups, order), since group is given,"
     if weight.ndim != 1 + (group is not None) or not 1 <= weight.shape[-1] <= MAX_ORDER:
         raise PolyvisionError(
@@ -342,6 +349,26 @@ def _check_input(
         )
     if group is not None:
         _check_group(name, x, dim, group)
+
+
+def _check_operands(
+    name: str,
+    x: Tensor,
+    coefficients: dict[str, Tensor | None],
+    others: dict[str, Tensor | None],
+) -> None:
+    """The kernels take addresses: what lies elsewhere or in another form must not reach them."""
+    for operand, value in (coefficients | others).items():
+        if value is not None and value.device != x.device:
+            raise PolyvisionError(
+                f"{name}: {operand} is on {value.device}, x on {x.device}; move one of them"
+            )
+    for operand, value in coefficients.items():
+        if value is not None and value.dtype not in _COEFFICIENTS:
+            raise PolyvisionError(
+                f"{name}: {operand} must be float32, bfloat16, float16 or float64, "
+                f"got {value.dtype}"
+            )
 
 
 def _check_group(name: str, x: Tensor, dim: int, group: Tensor) -> None:

@@ -103,6 +103,7 @@ def _build(path: Path) -> None:
             lines = [line for line in result.stderr.splitlines() if "error" in line]
             reason = (lines or result.stderr.splitlines() or ["no message"])[0]
             raise BuildError(f"{command[0]} failed: {reason}")
+        os.chmod(name, 0o755)  # the cache may serve several users
         os.replace(name, path)
     finally:
         Path(name).unlink(missing_ok=True)

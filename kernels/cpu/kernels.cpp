@@ -84,6 +84,8 @@ class View {
     const Strip<T> strip = open(o, i, count, n);
     if (strip && !direct(count)) {
       const T* p = at(o, i);
+      // Lanes without a row must not hold those of an earlier strip: sums by element take all lanes.
+      if (Across && count < kWide) std::fill_n(buffer_.get(), room_, T{});
       each(count, n, [&](T& copy, int64_t offset) { copy = p[offset]; });
     }
     return {strip.p, strip.step, strip.next};

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_oracles import BIAS, WEIGHT, assert_matches, norm_formula, relu_formula
+from kernel_oracles import BIAS, WEIGHT, assert_matches, evaluate, norm_formula, relu_formula
 
 from polyvision import functional as F
 from polyvision import kernels
@@ -99,6 +99,46 @@ def test_poly_relu(backend, layout, dtype):
         lambda x, w, b, mul: relu_formula(x, w, b, None, mul),
         [x, w, b, mul],
     )
+
+
+@pytest.mark.parametrize("width", [9, 17, 36, 44])
+def test_slopes_where_no_operand_is_dense(backend, width):
+    """The last strip of a row has fewer rows than lanes; those before it must leave no trace."""
+    w, b = _coefficients(torch.float32)
+    x, mul, grad = (torch.randn(2, 6, 2 * width)[..., ::2] for _ in range(3))
+    inputs = [x, w, b, torch.linspace(-0.4, 0.6, 6), mul]
+    slope_at = 3
+
+    def ours(x, w, b, slope, mul):
+        return F.poly_relu(x, w, b, slope=slope, mul=mul)
+
+    _, found = evaluate(ours, inputs, grad)
+    _, exact = evaluate(relu_formula, [v.double() for v in inputs], grad.double())
+    torch.testing.assert_close(found[slope_at].double(), exact[slope_at], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[0].double(), exact[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("operand", ["x", "mul", "grad"])
+@pytest.mark.parametrize("function", [F.poly_norm, F.poly_relu])
+def test_views_that_only_note_a_negation(backend, function, operand):
+    """The imaginary part of a conjugate shares memory that holds the opposite numbers."""
+    tensors = {name: torch.randn(4, 16) for name in ("x", "mul", "grad")}
+    negated = torch.randn(4, 16, dtype=torch.complex64).conj().imag
+    assert negated.is_neg()
+
+    def results(value):
+        given = tensors | {operand: value}
+        inputs = [given["x"], WEIGHT[:3], given["mul"]]
+        return evaluate(lambda x, w, mul: function(x, w, mul=mul), inputs, given["grad"])
+
+    torch.testing.assert_close(results(negated), results(negated.resolve_neg()), rtol=0, atol=0)
+
+
+def test_a_gradient_of_zeros_without_memory(backend):
+    grad = torch._efficientzerotensor((4, 16))
+    for function in (F.poly_norm, F.poly_relu):
+        _, found = evaluate(function, [torch.randn(4, 16), WEIGHT[:3]], grad)
+        assert not any(g.any() for g in found)
 
 
 @pytest.mark.parametrize("exponent", [-30, -8, 8, 25])

@@ -139,9 +139,13 @@ def test_several_processes_build_once(stub, tmp_path):
     assert (tmp_path / "log").read_text() == "built\n"
     assert sum("building the CPU kernels" in err for _, err in results) == 1
     assert not list(Path(cache).glob("*.tmp"))
+    (library,) = Path(cache).glob("*.so")
+    assert library.stat().st_mode & 0o777 == 0o755  # another user may load it
 
 
-@pytest.mark.parametrize("case", ["no compiler", "broken compiler", "read-only cache"])
+@pytest.mark.parametrize(
+    "case", ["no compiler", "broken compiler", "half a library", "read-only cache"]
+)
 def test_without_a_build_the_reference_computes(case, stub, tmp_path):
     cache = tmp_path / "cache"
     environment = {"CXX": stub, "POLYVISION_CACHE": str(cache)}
@@ -149,12 +153,21 @@ def test_without_a_build_the_reference_computes(case, stub, tmp_path):
         environment["CXX"] = str(tmp_path / "missing")
     elif case == "broken compiler":
         environment["CXX"] = "/bin/false"
+    elif case == "half a library":
+        half = tmp_path / "half"
+        half.write_text(
+            '#!/bin/sh\n[ "$1" = --version ] && exit\n'
+            'while [ "$1" != -o ]; do shift; done\necho half > "$2"\nexit 1\n'
+        )
+        half.chmod(0o755)
+        environment["CXX"] = str(half)
     else:
         cache.write_text("a file stands where the directory should be")
     out, err = finish(start(RUN, **environment))
     assert out == "reference"
     assert err.count("no C++ kernels on this machine") == 1
     assert "Traceback" not in err
+    assert cache.is_file() or not [p for p in cache.glob("*") if p.suffix != ".lock"]
 
 
 def test_the_library_shares_the_threads_of_torch():
