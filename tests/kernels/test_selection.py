@@ -83,7 +83,7 @@ def test_mistakes_name_the_choices(monkeypatch):
         kernels.use_backend("cpp"),
         pytest.raises(ValueError, match=r"use_backend.*'cpp' cannot compute on 'meta'"),
     ):
-        F.poly_norm(torch.empty(2, 3, device="meta"), torch.ones(3))
+        F.poly_norm(torch.empty(2, 3, device="meta"), torch.ones(3, device="meta"))
     monkeypatch.setenv("POLYVISION_BACKEND", "triton")
     with pytest.raises(ValueError, match=r"POLYVISION_BACKEND.*'triton' cannot compute on 'cpu'"):
         F.poly_norm(torch.ones(2, 3), torch.ones(3))
