@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import html
 import io
+import re
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
@@ -19,7 +20,7 @@ class Section:
 
     Attributes:
         title: its heading.
-        paragraphs: plain text.
+        paragraphs: text; ``*words*`` are emphasised.
         items: a list, below the paragraphs.
         table: rows of equal length, the first of them the header; may be empty.
         figure: (file name, PNG), or None.
@@ -81,7 +82,7 @@ def as_html(title: str, lead: str, sections: Sequence[Section]) -> str:
     ]
     for section in sections:
         parts.append(f"<h2>{html.escape(section.title)}</h2>")
-        parts += [f"<p>{html.escape(text)}</p>" for text in section.paragraphs]
+        parts += [f"<p>{_emphasis(html.escape(text))}</p>" for text in section.paragraphs]
         if section.items:
             items = "".join(f"<li>{html.escape(item)}</li>" for item in section.items)
             parts.append(f"<ul>{items}</ul>")
@@ -96,3 +97,7 @@ def as_html(title: str, lead: str, sections: Sequence[Section]) -> str:
         if section.table:
             parts.append("</table>")
     return "\n".join([*parts, "</body></html>"]) + "\n"
+
+
+def _emphasis(text: str) -> str:
+    return re.sub(r"\*(\w[^*]*)\*", r"<em>\1</em>", text)

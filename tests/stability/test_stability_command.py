@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from polyvision.analysis.document import Section, as_html, as_markdown
 from polyvision.analysis.stability import command
 from polyvision.analysis.stability.contrast import (
     GRIDS,
@@ -19,7 +20,6 @@ from polyvision.analysis.stability.contrast import (
     run_precisions,
 )
 from polyvision.analysis.stability.overflow import overflow_maps
-from polyvision.analysis.stability.report import Section, as_html, as_markdown
 from polyvision.cli import main
 
 
@@ -83,7 +83,7 @@ def test_page_needs_no_other_file(folder: Path) -> None:
 
 
 def test_markup_is_escaped() -> None:
-    section = Section("a < b", ("x *y* & z",), (("h|1", "<i>"), ("1", "2")))
+    section = Section("a < b", ("x *y* & z",), table=(("h|1", "<i>"), ("1", "2")))
     assert "h\\|1 | <i>" in as_markdown("t", "l", [section])
     page = as_html("t", "l", [section])
     assert "<h2>a &lt; b</h2>\n<p>x <em>y</em> &amp; z</p>" in page

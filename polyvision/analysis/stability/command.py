@@ -14,12 +14,10 @@ from typing import Any
 
 import torch
 
+from polyvision.analysis.document import Section, as_html, as_markdown
 from polyvision.analysis.stability.contrast import run_grids, run_pairs, run_precisions
 from polyvision.analysis.stability.overflow import Cell, overflow_maps
 from polyvision.analysis.stability.report import (
-    Section,
-    as_html,
-    as_markdown,
     grid_section,
     map_section,
     pair_section,

@@ -1,16 +1,11 @@
-"""The report: the same sections as Markdown and as one HTML page that needs no other file."""
+"""The sections of the report."""
 
 from __future__ import annotations
 
-import base64
-import dataclasses
-import html
-import io
 import statistics
 from collections.abc import Sequence
 
-from matplotlib.figure import Figure
-
+from polyvision.analysis.document import Section, png
 from polyvision.analysis.stability.contenders import CONTENDERS, FORMS
 from polyvision.analysis.stability.contrast import ACTIVATIONS, Grid, Setting
 from polyvision.analysis.stability.networks import NETWORKS
@@ -20,9 +15,6 @@ from polyvision.analysis.stability.thresholds import THRESHOLDS, neighbours
 from polyvision.analysis.stability.training import PRECISIONS, Run
 
 __all__ = [
-    "Section",
-    "as_html",
-    "as_markdown",
     "grid_section",
     "map_section",
     "pair_section",
@@ -36,23 +28,6 @@ _OUTCOMES = (
     " loss scale fell to 2^-14 (where the trainers stop too), a loss of the last tenth is not"
     " finite, or their mean is above 2 ln(classes); *stalls* - the rest."
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Section:
-    """A part of the report.
-
-    Attributes:
-        title: its heading.
-        paragraphs: text.
-        table: rows of equal length, the first of them the header; may be empty.
-        figure: (file name, PNG), or None.
-    """
-
-    title: str
-    paragraphs: tuple[str, ...]
-    table: tuple[tuple[str, ...], ...] = ()
-    figure: tuple[str, bytes] | None = None
 
 
 def threshold_section() -> Section:
@@ -75,7 +50,7 @@ def threshold_section() -> Section:
             "L is the smallest number that rounds to infinity in fp16. The last two columns were "
             "found by trying every fp16 number; rows are constant.",
         ),
-        tuple(rows),
+        table=tuple(rows),
     )
 
 
@@ -97,8 +72,8 @@ def map_section(cells: Sequence[Cell]) -> Section:
             "then the largest relative error against float64 on the same rounded inputs, over the "
             "scales from 2^-4 to 2^2.",
         ),
-        tuple(rows),
-        ("maps.png", _png(maps_figure(cells))),
+        table=tuple(rows),
+        figure=("maps.png", png(maps_figure(cells))),
     )
 
 
@@ -146,8 +121,8 @@ def pair_section(groups: Sequence[tuple[Setting, Sequence[Run]]]) -> Section:
             "end a run since no loss scale helps; where the first non-finite value of a run arose.",
             "Networks: " + "; ".join(f"{name} - {text}" for name, text in used.items()) + ".",
         ),
-        tuple(rows),
-        ("curves.png", _png(curves_figure([(s.title, runs) for s, runs in groups]))),
+        table=tuple(rows),
+        figure=("curves.png", png(curves_figure([(s.title, runs) for s, runs in groups]))),
     )
 
 
@@ -178,8 +153,8 @@ def grid_section(groups: Sequence[tuple[Grid, Sequence[Run]]]) -> Section:
             "fp16, one seed. A cell of the figure holds the loss at the end or, if the run "
             "diverges, its last step. Green trains, yellow stalls, red diverges.",
         ),
-        tuple(rows),
-        ("grid.png", _png(grid_figure(groups))),
+        table=tuple(rows),
+        figure=("grid.png", png(grid_figure(groups))),
     )
 
 
@@ -198,63 +173,5 @@ def precision_section(groups: Sequence[tuple[Setting, Sequence[Run]]]) -> Sectio
     return Section(
         "Is fp16 to blame?",
         ("The same runs in every precision, seed 0. " + "; ".join(notes) + ".",),
-        tuple(rows),
+        table=tuple(rows),
     )
-
-
-def _png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=80, metadata={"Software": None})
-    return buffer.getvalue()
-
-
-def as_markdown(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """Write the report; figures are files beside it."""
-    parts = [f"# {title}", lead]
-    for section in sections:
-        parts += [f"## {section.title}", *section.paragraphs]
-        if section.figure:
-            parts.append(f"![{section.title}]({section.figure[0]})")
-        if section.table:
-            header, *rows = (
-                "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
-                for row in section.table
-            )
-            parts.append("\n".join([header, "|---" * len(section.table[0]) + "|", *rows]))
-    return "\n\n".join(parts) + "\n"
-
-
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse; font-size: 13px; margin: 1rem 0 }
-th, td { border: 1px solid #ccc; padding: .2rem .5rem; text-align: left; vertical-align: top }
-th { background: #f2f2f2 } img { max-width: 100% }
-"""
-
-
-def as_html(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """Write the report as one page, figures inside."""
-    parts = [
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}'
-        f"</title><style>{_STYLE}</style></head><body><h1>{html.escape(title)}</h1>",
-        f"<p>{html.escape(lead)}</p>",
-    ]
-    for section in sections:
-        parts.append(f"<h2>{html.escape(section.title)}</h2>")
-        parts += [f"<p>{_emphasis(html.escape(text))}</p>" for text in section.paragraphs]
-        if section.figure:
-            data = base64.b64encode(section.figure[1]).decode()
-            alt = html.escape(section.title)
-            parts.append(f'<img alt="{alt}" src="data:image/png;base64,{data}">')
-        for i, row in enumerate(section.table):
-            tag = "td" if i else "th"
-            cells = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)
-            parts.append(("" if i else "<table>") + f"<tr>{cells}</tr>")
-        parts.append("</table>" if section.table else "")
-    return "\n".join([*parts, "</body></html>"]) + "\n"
-
-
-def _emphasis(text: str) -> str:
-    """Turn ``*word*`` into emphasis."""
-    pieces = text.split("*")
-    return "".join(f"<em>{piece}</em>" if i % 2 else piece for i, piece in enumerate(pieces))
