@@ -328,8 +328,8 @@ def test_unknown_network_is_refused(small) -> None:
 
 def test_data_is_real_and_normalised(small) -> None:
     assert small.inputs.shape == (1437, 1, 8, 8)
-    assert small.inputs.double().mean().item() == pytest.approx(0, abs=1e-5)
-    assert small.inputs.double().std().item() == pytest.approx(1, abs=1e-4)
+    assert small.inputs.double().mean().item() == pytest.approx(0, abs=1e-6)
+    assert small.inputs.double().std().item() == pytest.approx(1, abs=1e-6)
     assert sorted(set(small.targets.tolist())) == list(range(10))
     text = book("cpu", windows=4)
     assert bytes(text.inputs[0].tolist()).decode().startswith("CHAPTER 1.")

@@ -31,8 +31,8 @@ def digits(device: str, *, image_size: int = 8) -> Batches:
     )
     size = len(data.train)  # type: ignore[arg-type]
     images, labels = collate([data.train[i] for i in range(size)])
-    gray = images[:, :1]
-    gray = (gray - gray.mean()) / gray.std()
+    gray = images[:, :1].double()  # the sums are then the same with any number of threads
+    gray = ((gray - gray.mean()) / gray.std()).float()
     return Batches(gray.to(device), labels.to(device), len(data.classes))
 
 
