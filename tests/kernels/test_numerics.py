@@ -45,6 +45,17 @@ def test_poly_norm(backend, length, dtype):
         assert_matches(F.poly_norm, norm_formula, [x, w, b], cancels=length <= 7)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("length", [n for n in LENGTHS if n > 123])
+def test_poly_norm_of_many_rows(backend, length, dtype):
+    """What ``test_poly_norm`` leaves out for time: 33 and 1000 rows of every length."""
+    w, b = coefficients(3, dtype if dtype == torch.float64 else torch.float32)
+    for rows in (33, 1000):
+        x = torch.randn(rows, length).to(dtype)
+        assert_matches(F.poly_norm, norm_formula, [x, w, b])
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(9,), (0, 5), (3, 7), (33, 1000), (2, 4097)], ids=str)
 def test_poly_relu(backend, shape, dtype):
