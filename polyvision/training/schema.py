@@ -1,4 +1,7 @@
-"""The typed shape of a configuration: one dataclass for each group of keys."""
+"""The typed shape of a configuration: one dataclass for each group of keys.
+
+A key that is added gets a default here, which means what runs did before: ``compose.completed``.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,12 @@ __all__ = [
     "AugmentConfig",
     "Config",
     "DataConfig",
+    "ExperimentConfig",
     "ImageDataConfig",
     "LanguageModelConfig",
     "LanguageRecipeConfig",
     "RecipeConfig",
+    "TargetConfig",
     "TextDataConfig",
     "TrainerConfig",
     "VisionModelConfig",
@@ -166,6 +171,27 @@ class AnalysisConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class TargetConfig:
+    """What a validation metric should come to at the end of an experiment, and who says so."""
+
+    metric: str
+    value: float
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.metric} {self.value:.4f} ({self.source})"
+
+
+@dataclasses.dataclass(frozen=True)
+class ExperimentConfig:
+    """A whole recipe by name: its file chooses the other groups, and states what comes of it."""
+
+    task: Literal["vision", "language"]
+    name: str
+    target: TargetConfig | None
+
+
+@dataclasses.dataclass(frozen=True)
 class ActivationConfig:
     """An activation by name, and the keywords its constructor is given."""
 
@@ -196,6 +222,7 @@ class Config:
     run_root: str
     resume: str | None
     dry_run: bool
+    experiment: ExperimentConfig | None = None
 
     def plain(self) -> dict[str, Any]:
         """Return nested dictionaries of plain values."""
