@@ -67,18 +67,18 @@ class LanguageModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """What every data set has: its kind, where it lies, and how it is split and loaded."""
+    """What every data set has: its kind and how it is loaded."""
 
     name: str
-    val_fraction: Annotated[float, Bounds(gt=0, lt=1)]
     workers: Annotated[int, Bounds(ge=0)]
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageDataConfig(DataConfig):
-    """Labelled images."""
+    """Labelled images; ``val_fraction`` is null where the data has its own validation images."""
 
     task: Literal["vision"]
+    val_fraction: Annotated[float, Bounds(gt=0, lt=1)] | None
     root: str | None
     options: dict[str, Any]
     image_size: Count
@@ -93,6 +93,7 @@ class TextDataConfig(DataConfig):
     """Plain text with a tokenizer, ``bytes`` or ``bpe:<vocabulary size>``."""
 
     task: Literal["language"]
+    val_fraction: Annotated[float, Bounds(gt=0, lt=1)]
     path: str | None
     tokenizer: str
 
