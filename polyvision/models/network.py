@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import torch
 from torch import nn
@@ -73,8 +73,8 @@ class VisionNetwork:
                 model_kwargs=self.options,
                 on_leftover="error" if self.on_leftover == "error" else "ignore",
             )
-        config: Any = built.model.pretrained_cfg
-        built.model.pretrained_cfg = dict(config) | self.timm_config()
+        known: Any = built.model.pretrained_cfg
+        setattr(built.model, "pretrained_cfg", known | self.timm_config())  # noqa: B010 - for mypy
         return built.model
 
     def timm_config(self) -> dict[str, Any]:
@@ -121,6 +121,7 @@ class LanguageNetwork:
 
 
 Network = VisionNetwork | LanguageNetwork
+T = TypeVar("T")
 
 
 def network_to_plain(network: Network) -> dict[str, Any]:
@@ -144,9 +145,20 @@ def network_from_plain(plain: Any, place: str) -> Network:
         if task == "vision":
             return VisionNetwork(**values)
         if task == "language":
-            return LanguageNetwork(TransformerShape(**values.pop("shape"), **values))
+            return LanguageNetwork(_rebuilt(TransformerShape, values.pop("shape")), **values)
     except PolyvisionError:
         raise
     except (TypeError, ValueError, KeyError) as error:
         raise PolyvisionError(f"{place} does not describe a network: {error}") from error
     raise PolyvisionError(f"{place} does not describe a network: task is {task!r}")
+
+
+def _rebuilt(cls: type[T], values: Mapping[str, Any]) -> T:
+    """Undo ``dataclasses.asdict``, also for dataclasses inside."""
+    hints = get_type_hints(cls)
+    arguments = dict(values)
+    for name, value in values.items():
+        inner = [c for c in get_args(hints.get(name)) if dataclasses.is_dataclass(c)]
+        if inner and isinstance(value, Mapping):
+            arguments[name] = inner[0](**value)
+    return cls(**arguments)

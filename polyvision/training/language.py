@@ -18,6 +18,7 @@ from polyvision.models.generation import generate
 from polyvision.models.network import LanguageNetwork, network_to_plain
 from polyvision.models.transformer import Transformer, TransformerShape
 from polyvision.training.callbacks import tensorboard
+from polyvision.training.finetune import start_from
 from polyvision.training.module import TaskModule
 from polyvision.training.report import count
 from polyvision.training.schema import Config, LanguageModelConfig, TextDataConfig
@@ -120,6 +121,11 @@ def build_task(config: Config) -> Task:
         activation_options=config.act.options,
     )
     model = Transformer(shape)
+    network, tokenizer = LanguageNetwork(shape), data.tokenizer.to_json()
+    plan = _plan(config, data, model)
+    if config.finetune is not None:
+        weights = start_from(config.finetune, model, network, tokenizer=tokenizer)
+        plan.insert(1, ("weights", weights))
 
     def module(*arguments: Any, **keywords: Any) -> LanguageModule:
         return LanguageModule(*arguments, val_bytes=data.val_bytes, **keywords)
@@ -129,7 +135,7 @@ def build_task(config: Config) -> Task:
         module=module,
         train=data.train,
         val=data.val,
-        plan=_plan(config, data, model),
+        plan=plan,
         monitor="val/loss",
         mode="min",
         shown=["val/loss", "val/ppl", "val/bpb"],
@@ -137,8 +143,8 @@ def build_task(config: Config) -> Task:
         tokens_per_sample=shape.context,
         callbacks=[TextSample(data.tokenizer, config.seed)],
         files={
-            "tokenizer.json": data.tokenizer.to_json(),
-            "network.json": json.dumps(network_to_plain(LanguageNetwork(shape)), indent=2) + "\n",
+            "tokenizer.json": tokenizer,
+            "network.json": json.dumps(network_to_plain(network), indent=2) + "\n",
         },
     )
 

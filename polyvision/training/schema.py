@@ -224,6 +224,9 @@ class Config:
     resume: str | None
     dry_run: bool
     experiment: ExperimentConfig | None = None
+    finetune: str | None = None
+    validate: str | None = None
+    validate_output: str | None = None
 
     def plain(self) -> dict[str, Any]:
         """Return nested dictionaries of plain values."""

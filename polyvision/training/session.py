@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import logging
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,6 +28,7 @@ from polyvision.training.loggers import JsonLinesLogger, truncate_metrics
 from polyvision.training.monitor import ActivationMonitor
 from polyvision.training.optimization import build_optimizer
 from polyvision.training.plan import Steps, count_steps, plan_rows, train_batches
+from polyvision.training.quiet import quiet
 from polyvision.training.report import format_summary, format_table
 from polyvision.training.run import Run, open_run, plan_run, write_json
 from polyvision.training.schema import Config
@@ -52,9 +52,10 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
         print(format_summary(plan, finished), flush=True)
         return finished
     first_step = _first_step(plan)
-    _quiet()
+    quiet()
     seed_everything(config.seed, verbose=False)
-    task = build(config)
+    # A checkpoint to go on from has the weights, wherever they came from at first.
+    task = build(dataclasses.replace(config, finetune=None) if plan.checkpoint else config)
     loader = train_batches(config, hardware, task)
     steps = count_steps(config, loader)
     build_optimizer(task.model, config.recipe, loss_scaling=False)  # refuse bad options early
@@ -252,6 +253,7 @@ def _settings(config: Config, task: Task) -> dict[str, Any]:
         "recipe": config.recipe.name,
         "experiment": config.experiment.name if config.experiment else "none",
         "seed": config.seed,
+        "finetune": config.finetune or "no",
         "precision": config.precision,
         "parameters": sum(p.numel() for p in task.model.parameters()),
     }
@@ -277,10 +279,3 @@ def _summary(
         "torch_threads": torch.get_num_threads(),
         "unreadable": [str(path) for path in task.unreadable()],
     }
-
-
-def _quiet() -> None:
-    """Silence Lightning's hints that do not concern a user of this project."""
-    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated.*")
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
