@@ -5,72 +5,36 @@ A further data set is one loader function and one line in ``LOADERS``.
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+import typing
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
-from polyvision.data.augment import Augment, Transform, eval_transform, train_transform
+from polyvision.data.augment import Augment, Transform
 from polyvision.data.folder import ClassTree, ImageFiles, scan_class_tree, split_class_tree
+from polyvision.data.image_arrays import array_data
+from polyvision.data.image_sets import ImageData, Request, Sample, collate, describe
+from polyvision.data.image_torchvision import (
+    load_cifar10,
+    load_cifar100,
+    load_fashion_mnist,
+    load_imagenette,
+)
 from polyvision.errors import PolyvisionError, unknown
 
 __all__ = [
     "LOADERS",
-    "ArrayImages",
     "Augment",
     "FakeImages",
     "ImageData",
-    "Request",
     "collate",
     "load_image_data",
 ]
-
-Sample = tuple[Tensor, int]
-
-
-@dataclasses.dataclass(frozen=True)
-class ImageData:
-    """Training and validation images of one data set.
-
-    Attributes:
-        train: map-style data set of (float32 image of shape (in_chans, image_size, image_size),
-            label), or None in place of a file that was skipped; batch it with ``collate``.
-        val: the same without None.
-        classes: class names; the position of a name is its label.
-        image_size: height and width of the images.
-        description: one line for the plan.
-        notes: what was ignored while the data was listed, one sentence each.
-        in_chans: channels of the images.
-    """
-
-    train: Dataset[Sample | None]
-    val: Dataset[Sample | None]
-    classes: list[str]
-    image_size: int
-    description: str
-    notes: tuple[str, ...] = ()
-    in_chans: int = 3
-
-    def unreadable(self) -> list[Path]:
-        """Name the training files skipped so far as unreadable."""
-        return self.train.unreadable() if isinstance(self.train, ImageFiles) else []
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """What every loader is asked for."""
-
-    image_size: int
-    val_fraction: float
-    train_transform: Transform
-    val_transform: Transform
 
 
 def load_image_data(
@@ -80,7 +44,7 @@ def load_image_data(
     augment: Augment,
     mean: Sequence[float],
     std: Sequence[float],
-    val_fraction: float = 0.2,
+    val_fraction: float | None = 0.2,
     **options: Any,
 ) -> ImageData:
     """Load the image data set ``name``.
@@ -91,7 +55,8 @@ def load_image_data(
         augment: crops and augmentation.
         mean: per-channel mean that is subtracted, on the scale 0 to 1.
         std: per-channel standard deviation that is divided by.
-        val_fraction: share of each class that validates, for data that comes in one piece.
+        val_fraction: share of each class that validates, for data that comes in one piece; None
+            for data with a validation set of its own.
         options: keywords of the loader, such as ``root``; None counts as not given.
 
     Raises:
@@ -100,15 +65,14 @@ def load_image_data(
     if name not in LOADERS:
         raise unknown("image data", name, LOADERS)
     given = {key: value for key, value in options.items() if value is not None}
-    valid = list(inspect.signature(LOADERS[name]).parameters)[1:]
-    for option in given:
-        if option not in valid:
-            raise PolyvisionError(
-                f"image data {name!r} has no option {option!r}. "
-                + (f"Valid: {', '.join(valid)}." if valid else "It takes none.")
-            )
-    if not 0 < val_fraction < 1:
+    _check_options(name, given)
+    if val_fraction is not None and not 0 < val_fraction < 1:
         raise PolyvisionError(f"val_fraction must be between 0 and 1, got {val_fraction!r}")
+    if val_fraction is not None and name in _HAS_VAL:
+        raise PolyvisionError(
+            f"image data {name!r} has its own validation images: val_fraction must be null, "
+            f"got {val_fraction!r}"
+        )
     if image_size < 1:
         raise PolyvisionError(f"image_size must be at least 1, got {image_size!r}")
     for key, values in (("mean", mean), ("std", std)):
@@ -117,47 +81,29 @@ def load_image_data(
             raise PolyvisionError(f"{key} must be three numbers{positive}, got {list(values)}")
     request = Request(
         image_size=image_size,
+        augment=augment,
+        mean=tuple(mean),
+        std=tuple(std),
         val_fraction=val_fraction,
-        train_transform=train_transform(augment, image_size, mean, std),
-        val_transform=eval_transform(augment, image_size, mean, std),
     )
     return LOADERS[name](request, **given)
 
 
-def collate(batch: Sequence[Sample | None]) -> tuple[Tensor, Tensor]:
-    """Stack samples into images (B, C, H, W) and labels (B,), leaving skipped ones out.
-
-    Raises:
-        PolyvisionError: no sample is left.
-    """
-    kept = [sample for sample in batch if sample is not None]
-    if not kept:
-        raise PolyvisionError(
-            f"none of the {len(batch)} images of a batch can be read; the log names them. "
-            "Repair or remove them, or use larger batches."
-        )
-    images, labels = default_collate(kept)
-    return images, labels
-
-
-class ArrayImages(Dataset[Sample | None]):
-    """Images held in memory as uint8, (n, height, width) gray or (n, height, width, 3) RGB."""
-
-    def __init__(
-        self, images: NDArray[np.uint8], labels: NDArray[np.int64], transform: Transform
-    ) -> None:
-        assert images.dtype == np.uint8
-        assert len(images) == len(labels)
-        self.images = images
-        self.labels = labels
-        self.transform = transform
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> Sample:
-        image = Image.fromarray(self.images[index]).convert("RGB")
-        return self.transform(image), int(self.labels[index])
+def _check_options(name: str, given: Mapping[str, Any]) -> None:
+    hints = typing.get_type_hints(LOADERS[name])
+    valid = list(inspect.signature(LOADERS[name]).parameters)[1:]
+    for option, value in given.items():
+        if option not in valid:
+            raise PolyvisionError(
+                f"image data {name!r} has no option {option!r}. "
+                + (f"Valid: {', '.join(valid)}." if valid else "It takes none.")
+            )
+        kinds = typing.get_args(hints[option]) or (hints[option],)  # of `str | None`
+        if type(value) not in kinds:
+            wanted = {bool: "true or false", int: "an integer", str: "text"}[kinds[0]]
+            raise PolyvisionError(
+                f"option {option!r} of image data {name!r} must be {wanted}, got {value!r}"
+            )
 
 
 class FakeImages(Dataset[Sample | None]):
@@ -203,14 +149,14 @@ def _load_digits(request: Request) -> ImageData:
     images = np.rint(digits.images * (255 / 16)).astype(np.uint8)
     labels = digits.target.astype(np.int64)
     train, val = train_test_split(
-        np.arange(len(labels)), test_size=request.val_fraction, stratify=labels, random_state=0
+        np.arange(len(labels)), test_size=request.share(), stratify=labels, random_state=0
     )
-    return ImageData(
-        train=ArrayImages(images[train], labels[train], request.train_transform),
-        val=ArrayImages(images[val], labels[val], request.val_transform),
-        classes=[str(name) for name in digits.target_names],
-        image_size=request.image_size,
-        description=_describe("handwritten digits of scikit-learn", len(train), len(val), 10),
+    return array_data(
+        request,
+        (images[train], labels[train]),
+        (images[val], labels[val]),
+        [str(name) for name in digits.target_names],
+        "handwritten digits of scikit-learn",
     )
 
 
@@ -218,12 +164,12 @@ def _load_fake(
     request: Request, samples: int = 1280, classes: int = 1000, source_size: int = 256
 ) -> ImageData:
     """Images without files, to try a network or to measure speed: ImageNet's shape by default."""
-    val = round(samples * request.val_fraction)
+    val = round(samples * request.share())
     if classes < 2 or source_size < 4 or not 0 < val < samples:
         raise PolyvisionError(
             "fake image data needs at least 2 classes, source_size 4 and one sample on each side "
             f"of the split, got classes={classes}, source_size={source_size}, samples={samples} "
-            f"with val_fraction={request.val_fraction:g}"
+            f"with val_fraction={request.share():g}"
         )
     train = samples - val
     return ImageData(
@@ -231,13 +177,13 @@ def _load_fake(
         val=FakeImages(range(train, samples), classes, source_size, request.val_transform),
         classes=[f"class {i}" for i in range(classes)],
         image_size=request.image_size,
-        description=_describe("made-up images", train, val, classes),
+        description=describe("made-up images", train, val, classes),
     )
 
 
 def _load_folder(request: Request, root: str | None = None, max_unreadable: int = 20) -> ImageData:
     """Image files in ``root/train/<class>`` and ``root/val/<class>``, or in ``root/<class>``."""
-    train, val = _find_trees(_existing_folder(root), request.val_fraction)
+    train, val = _find_trees(_existing_folder(root), request)
     if train.classes != val.classes:
         missing = sorted(set(train.classes) ^ set(val.classes))
         raise PolyvisionError(
@@ -249,7 +195,7 @@ def _load_folder(request: Request, root: str | None = None, max_unreadable: int 
         val=ImageFiles(val, request.val_transform, max_unreadable=None),
         classes=train.classes,
         image_size=request.image_size,
-        description=_describe(f"images of {root}", len(train), len(val), len(train.classes)),
+        description=describe(f"images of {root}", len(train), len(val), len(train.classes)),
         notes=train.notes + val.notes,
     )
 
@@ -265,7 +211,7 @@ def _existing_folder(root: str | None) -> Path:
     return folder
 
 
-def _find_trees(root: Path, val_fraction: float) -> tuple[ClassTree, ClassTree]:
+def _find_trees(root: Path, request: Request) -> tuple[ClassTree, ClassTree]:
     """Take ``train`` and ``val`` as they are, or split one tree of classes."""
     present = [name for name in ("train", "val") if (root / name).is_dir()]
     if len(present) == 2:
@@ -277,15 +223,18 @@ def _find_trees(root: Path, val_fraction: float) -> tuple[ClassTree, ClassTree]:
                 f"{root} has {name}/ with class folders but no {other}/. Add it, or give "
                 f"{root / name} as root to split it by val_fraction."
             )
-    return split_class_tree(scan_class_tree(root), val_fraction)
-
-
-def _describe(what: str, train: int, val: int, classes: int) -> str:
-    return f"{what}: {train:,} training and {val:,} validation images in {classes:,} classes"
+    return split_class_tree(scan_class_tree(root), request.share())
 
 
 LOADERS: dict[str, Callable[..., ImageData]] = {
+    "cifar10": load_cifar10,
+    "cifar100": load_cifar100,
     "digits": _load_digits,
     "fake": _load_fake,
+    "fashion_mnist": load_fashion_mnist,
     "folder": _load_folder,
+    "imagenette": load_imagenette,
 }
+
+# Data with a validation set of its own.
+_HAS_VAL = frozenset(["cifar10", "cifar100", "fashion_mnist", "imagenette"])

@@ -26,13 +26,14 @@ from omegaconf.errors import OmegaConfBaseException
 from polyvision.activations import activation_info, activation_names, create_activation
 from polyvision.errors import PolyvisionError, unknown
 from polyvision.training import schema
-from polyvision.training.typed import load
+from polyvision.training.typed import load, with_defaults
 
 __all__ = [
     "CONFIG_MODULE",
     "SCRIPTS",
     "check_keys",
     "combinations",
+    "completed",
     "compose",
     "config_from_plain",
     "register_groups",
@@ -160,8 +161,23 @@ def config_from_plain(values: Mapping[str, Any]) -> schema.Config:
     Raises:
         ValueError: one text with a line for each value that does not fit.
     """
+    values = completed(values)
     act = values["act"]
     return _typed({**values, "act": {"name": act["name"], **act["options"]}})
+
+
+def completed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Add to the content of a run's config.yaml the keys that its version did not have.
+
+    One rule: a key that is added to ``schema`` has a default there, and the default means what runs
+    did before. Only a config.yaml may leave it out; the files in ``configs/`` are whole.
+    """
+    act = values["act"]
+    options = with_defaults(activation_info(str(act["name"])).options, act["options"])
+    complete = {**with_defaults(_Scalars, values), "act": {"name": act["name"], "options": options}}
+    for group, cls in _SCHEMAS.get(values.get("task", ""), {}).items():
+        complete[group] = with_defaults(cls, values.get(group, {}))
+    return complete
 
 
 def _typed(values: Mapping[str, Any]) -> schema.Config:
@@ -172,6 +188,9 @@ def _typed(values: Mapping[str, Any]) -> schema.Config:
     missing = [g for g in (*_SCHEMAS[task], "act") if not isinstance(values.get(g), Mapping)]
     if missing:
         raise _error(f"{g} is missing: choose {g}=<name>" for g in missing)
+    experiment = values.get("experiment")
+    if isinstance(experiment, Mapping) and experiment.get("task", task) != task:
+        raise _error([_wrong_task(task, "experiment", experiment)])  # so are the groups it chose
     parts: dict[str, Any] = {}
     for group, cls in _SCHEMAS[task].items():
         node = values[group]
@@ -186,13 +205,13 @@ def _typed(values: Mapping[str, Any]) -> schema.Config:
     scalars: Any = load(_Scalars, rest, "", problems)
     if problems:
         raise _error(problems)
-    return schema.Config(**parts, **dataclasses.asdict(scalars))
+    return schema.Config(**parts, **vars(scalars))
 
 
 _Scalars = dataclasses.make_dataclass(
     "_Scalars",
     [
-        (f.name, schema.Config.__annotations__[f.name])
+        (f.name, schema.Config.__annotations__[f.name], dataclasses.field(default=f.default))
         for f in dataclasses.fields(schema.Config)
         if f.name not in {*_SCHEMAS["vision"], "act"}
     ],
@@ -232,7 +251,8 @@ def _wrong_task(task: Task, group: str, node: Mapping[str, Any]) -> str:
 
 
 def _task_of(group: str, choice: str) -> str | None:
-    task = OmegaConf.select(hydra_compose(overrides=[f"+{group}={choice}"]), f"{group}.task")
+    composed = hydra_compose(SCRIPTS["vision"], overrides=[f"{group}={choice}"])
+    task = OmegaConf.select(composed, f"{group}.task")
     return None if task is None else str(task)
 
 
@@ -287,12 +307,19 @@ def _key_fits(
         return True
     if parent.endswith("options") and isinstance(node, DictConfig):
         problems.append(f"{key} is not set yet: add it with +{override.input_line}")
-    elif isinstance(node, DictConfig):
-        prefix = f"{parent}." if parent else ""
-        siblings = {f"{prefix}{k!s}" for k in node} | (set() if parent else set(groups))
-        problems.append(str(unknown("key", key, siblings)))
+        return False
+    while parent and not OmegaConf.select(base, parent):  # name the first part that is wrong
+        key, parent = parent, parent.rpartition(".")[0]
+    node = OmegaConf.select(base, parent) if parent else base
+    if not isinstance(node, DictConfig):
+        problems.append(f"{key}: {parent} is not a group of keys but {node!r}")
+        return False
+    prefix = f"{parent}." if parent else ""
+    valid = {f"{prefix}{k!s}" for k in node} | (set() if parent else set(groups))
+    if key in valid:  # such as experiment.name, where no experiment is chosen
+        problems.append(f"{override.key_or_group}: {key} is {OmegaConf.select(base, key)!r} here")
     else:
-        problems.append(str(unknown("key", key, {*map(str, base), *groups})))
+        problems.append(str(unknown("key", key, valid)))
     return False
 
 

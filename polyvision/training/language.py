@@ -19,7 +19,7 @@ from polyvision.training.callbacks import tensorboard
 from polyvision.training.module import TaskModule
 from polyvision.training.report import count
 from polyvision.training.schema import Config, LanguageModelConfig, TextDataConfig
-from polyvision.training.session import Task
+from polyvision.training.task import Task
 
 __all__ = ["LanguageModule", "TextSample", "build_task"]
 

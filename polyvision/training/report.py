@@ -40,6 +40,9 @@ def format_summary(run: Run, summary: Mapping[str, Any]) -> str:
     settings = summary["settings"]
     script = "train_vision.py" if settings["task"] == "vision" else "train_lm.py"
     group = run.folder.parent.parent
+    experiment = settings.get("experiment", "none")
+    chosen = "" if experiment == "none" else f"experiment={experiment} "
+    command = f"python {script} -m {chosen}act={_rivals(settings)}"
     shown = "  ".join(f"{k} {v:.4f}" for k, v in summary["shown"].items())
     best = "none" if summary["best"] is None else f"{summary['best']:.4f}"
     rate = "" if summary["samples_per_s"] is None else f", {summary['samples_per_s']:g} samples/s"
@@ -49,12 +52,14 @@ def format_summary(run: Run, summary: Mapping[str, Any]) -> str:
         ("time", f"{summary['seconds']:g} s{rate}"),
         ("checkpoints", f"{run.best} (best weights), {run.last} (to go on)"),
         ("tensorboard", f"tensorboard --logdir {group}"),
-        ("compare", f"python {script} -m act={_rivals(settings)}; polyvision compare {group}"),
+        ("compare", f"{command}; polyvision compare {group}"),
     ]
+    if summary.get("target"):
+        rows.insert(1, ("target", summary["target"]))
     skipped = summary["unreadable"]
     if skipped:
         names = ", ".join(skipped[:3]) + (", ..." if skipped[3:] else "")
-        rows.insert(2, ("NOT read", f"{len(skipped)} training files: {names}"))
+        rows.insert(-4, ("NOT read", f"{len(skipped)} training files: {names}"))
     return format_table("Summary", rows)
 
 

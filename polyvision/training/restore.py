@@ -17,7 +17,7 @@ from polyvision.training.compose import config_from_plain
 from polyvision.training.module import TaskModule
 from polyvision.training.run import Run
 from polyvision.training.schema import Config, VisionModelConfig
-from polyvision.training.session import Task
+from polyvision.training.task import Task
 
 __all__ = ["Restored", "load_model"]
 

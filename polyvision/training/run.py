@@ -1,6 +1,6 @@
 """The run folder: its name, what it holds, and how a run goes on in place.
 
-    runs/<task>/<data>/<model>/<act>/seed<seed>[-2, -3, ...]
+    runs/<task>/<data>/<model>[-<experiment>]/<act>/seed<seed>[-2, -3, ...]
         config.yaml  environment.json  metrics.jsonl  summary.json  events.out.tfevents...
         checkpoints/last.ckpt  checkpoints/best.ckpt
 
@@ -25,6 +25,7 @@ import yaml
 
 import polyvision
 from polyvision.errors import PolyvisionError
+from polyvision.training.compose import completed
 from polyvision.training.schema import Config
 
 __all__ = ["Run", "config_differences", "open_run", "plan_run", "write_json"]
@@ -136,7 +137,10 @@ def _open(config: Config, plan: Run) -> Run:
 
 
 def _base(config: Config) -> Path:
-    parts = (config.task, config.data.name, config.model.name, config.act.label)
+    model = config.model.name
+    if config.experiment is not None:  # recipes of the same network must not meet in one folder
+        model = f"{model}-{config.experiment.name}"
+    parts = (config.task, config.data.name, model, config.act.label)
     safe = (re.sub(r"[^\w.+-]", "_", part) for part in parts)
     return Path(config.run_root, *safe, f"seed{config.seed}")
 
@@ -194,7 +198,7 @@ def _existing(folder: Path, config: Config) -> Run:
     run = Run(folder)
     recorded = folder / "config.yaml"
     if recorded.exists() and (run.last.exists() or run.summary() is not None):
-        differences = config_differences(_read(recorded, yaml.safe_load), config.plain())
+        differences = config_differences(_settings(recorded), config.plain())
         if differences:
             lines = "; ".join(f"{k}: {old!r} then, {new!r} now" for k, old, new in differences)
             raise PolyvisionError(
@@ -202,6 +206,16 @@ def _existing(folder: Path, config: Config) -> Run:
                 f"Use the same values, or leave resume= out to start a new run"
             )
     return Run(folder, run.last if run.last.exists() else None)
+
+
+def _settings(recorded: Path) -> dict[str, Any]:
+    content = _read(recorded, yaml.safe_load)
+    try:
+        return completed(content)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise PolyvisionError(
+            f"{recorded} is damaged: it does not say which activation the run has"
+        ) from error
 
 
 def _read(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""The typed shape of a configuration: one dataclass for each group of keys."""
+"""The typed shape of a configuration: one dataclass for each group of keys.
+
+A key that is added gets a default here, which means what runs did before: ``compose.completed``.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,12 @@ __all__ = [
     "AugmentConfig",
     "Config",
     "DataConfig",
+    "ExperimentConfig",
     "ImageDataConfig",
     "LanguageModelConfig",
     "LanguageRecipeConfig",
     "RecipeConfig",
+    "TargetConfig",
     "TextDataConfig",
     "TrainerConfig",
     "VisionModelConfig",
@@ -62,18 +67,18 @@ class LanguageModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """What every data set has: its kind, where it lies, and how it is split and loaded."""
+    """What every data set has: its kind and how it is loaded."""
 
     name: str
-    val_fraction: Annotated[float, Bounds(gt=0, lt=1)]
     workers: Annotated[int, Bounds(ge=0)]
 
 
 @dataclasses.dataclass(frozen=True)
 class ImageDataConfig(DataConfig):
-    """Labelled images."""
+    """Labelled images; ``val_fraction`` is null where the data has its own validation images."""
 
     task: Literal["vision"]
+    val_fraction: Annotated[float, Bounds(gt=0, lt=1)] | None
     root: str | None
     options: dict[str, Any]
     image_size: Count
@@ -88,6 +93,7 @@ class TextDataConfig(DataConfig):
     """Plain text with a tokenizer, ``bytes`` or ``bpe:<vocabulary size>``."""
 
     task: Literal["language"]
+    val_fraction: Annotated[float, Bounds(gt=0, lt=1)]
     path: str | None
     tokenizer: str
 
@@ -166,6 +172,27 @@ class AnalysisConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class TargetConfig:
+    """What a validation metric should come to at the end of an experiment, and who says so."""
+
+    metric: str
+    value: float
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.metric} {self.value:.4f} ({self.source})"
+
+
+@dataclasses.dataclass(frozen=True)
+class ExperimentConfig:
+    """A whole recipe by name: its file chooses the other groups, and states what comes of it."""
+
+    task: Literal["vision", "language"]
+    name: str
+    target: TargetConfig | None
+
+
+@dataclasses.dataclass(frozen=True)
 class ActivationConfig:
     """An activation by name, and the keywords its constructor is given."""
 
@@ -196,6 +223,7 @@ class Config:
     run_root: str
     resume: str | None
     dry_run: bool
+    experiment: ExperimentConfig | None = None
 
     def plain(self) -> dict[str, Any]:
         """Return nested dictionaries of plain values."""

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
-import math
 import os
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from torch import Tensor, nn
 
 from polyvision.errors import PolyvisionError
 from polyvision.training.analyses import Analyses, probe
@@ -28,63 +24,18 @@ from polyvision.training.checkpoint import AtomicCheckpointIO
 from polyvision.training.checkpoints import Checkpoints
 from polyvision.training.cost import Cost, estimate_cost
 from polyvision.training.hardware import Hardware, resolve_hardware
-from polyvision.training.loader import Collate, MapDataset, TrainLoader, val_loader
+from polyvision.training.loader import TrainLoader, val_loader
 from polyvision.training.loggers import JsonLinesLogger, truncate_metrics
-from polyvision.training.module import TaskModule
 from polyvision.training.monitor import ActivationMonitor
 from polyvision.training.optimization import build_optimizer
-from polyvision.training.report import count, format_summary, format_table, size
+from polyvision.training.plan import Steps, count_steps, plan_rows, train_batches
+from polyvision.training.report import format_summary, format_table
 from polyvision.training.run import Run, open_run, plan_run, write_json
 from polyvision.training.schema import Config
 from polyvision.training.state import track
+from polyvision.training.task import Task
 
-__all__ = ["Task", "run_task"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """What a domain contributes to a run.
-
-    Attributes:
-        model: the network.
-        module: builds the Lightning module from (model, recipe, seed=, total_steps=, epoch_steps=).
-        train: training samples.
-        val: validation samples.
-        plan: labelled lines about model, activation and data.
-        monitor: the validation metric that decides which weights are best.
-        mode: ``max`` or ``min``.
-        shown: the validation metrics printed, in order.
-        make_input: makes the model's input for a number of samples.
-        collate: joins samples to a batch; None for torch's default.
-        tokens_per_sample: tokens of a sample; None for images.
-        callbacks: further callbacks.
-        files: text files for the run folder, by name.
-        unreadable: names the training files skipped so far.
-    """
-
-    model: nn.Module
-    module: Callable[..., TaskModule]
-    train: MapDataset
-    val: MapDataset
-    plan: list[tuple[str, str]]
-    monitor: str
-    mode: str
-    shown: list[str]
-    make_input: Callable[[int], Tensor]
-    collate: Collate | None = None
-    tokens_per_sample: int | None = None
-    callbacks: list[Callback] = dataclasses.field(default_factory=list)
-    files: dict[str, str] = dataclasses.field(default_factory=dict)
-    unreadable: Callable[[], list[Path]] = list
-
-
-@dataclasses.dataclass(frozen=True)
-class _Steps:
-    """How the recipe's batch is split, and how many optimizer steps follow from it."""
-
-    batch_per_device: int
-    epoch: int
-    total: int
+__all__ = ["run_task"]
 
 
 def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] | None:
@@ -104,12 +55,12 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
     _quiet()
     seed_everything(config.seed, verbose=False)
     task = build(config)
-    loader = _train_loader(config, hardware, task)
-    steps = _steps(config, hardware, loader)
+    loader = train_batches(config, hardware, task)
+    steps = count_steps(config, loader)
     build_optimizer(task.model, config.recipe, loss_scaling=False)  # refuse bad options early
     batch = steps.batch_per_device
     cost = estimate_cost(task.model, lambda: task.make_input(batch), hardware.compute_dtype)
-    rows = _plan_rows(config, hardware, task, steps, cost, plan)
+    rows = plan_rows(config, hardware, task, steps, cost, plan)
     if "LOCAL_RANK" not in os.environ:
         print(format_table("Plan", rows), flush=True)
     if config.dry_run:
@@ -118,71 +69,12 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
     return _fit(config, hardware, task, loader, steps, cost, run, first_step, rows)
 
 
-def _train_loader(config: Config, hardware: Hardware, task: Task) -> TrainLoader:
-    recipe = config.recipe
-    share = hardware.devices * recipe.accumulate
-    if recipe.batch_size % share:
-        raise PolyvisionError(
-            f"recipe.batch_size={recipe.batch_size} is the batch of one optimizer step; it must be "
-            f"divisible by devices x recipe.accumulate = {hardware.devices} x {recipe.accumulate}"
-        )
-    return TrainLoader(
-        task.train,
-        recipe.batch_size // share,
-        seed=config.seed,
-        workers=config.data.workers,
-        collate=task.collate,
-        world_size=hardware.devices,
-    )
-
-
-def _steps(config: Config, hardware: Hardware, loader: TrainLoader) -> _Steps:
-    epoch = math.ceil(len(loader) / config.recipe.accumulate)
-    total = epoch * config.trainer.max_epochs
-    if config.trainer.max_steps is not None:
-        total = min(total, config.trainer.max_steps)
-    return _Steps(loader.batch_size, epoch, total)
-
-
-def _plan_rows(
-    config: Config, hardware: Hardware, task: Task, steps: _Steps, cost: Cost, run: Run
-) -> list[tuple[str, str]]:
-    recipe = config.recipe
-    batch = steps.batch_per_device
-    weights = sum(p.numel() * p.element_size() for p in task.model.parameters())
-    clip = "none" if recipe.clip_grad is None else f"{recipe.clip_grad:g}"
-    last = (
-        f"{steps.total:,} optimizer steps of {recipe.batch_size} samples, {steps.epoch:,} an epoch"
-    )
-    return [
-        *task.plan,
-        (
-            "recipe",
-            f"{recipe.name}: {recipe.optimizer}, lr {recipe.lr:g} ({recipe.schedule}), "
-            f"weight decay {recipe.weight_decay:g}, clip {clip}",
-        ),
-        ("steps", last),
-        ("device", hardware.device_text),
-        ("precision", hardware.precision_text),
-        (
-            "cost",
-            f"{count(3 * cost.flops / batch)}FLOP a sample forward and backward; memory about "
-            f"{size(weights)} weights, {size(cost.saved_bytes)} activations a batch of {batch}",
-        ),
-        ("seed", str(config.seed)),
-        (
-            "run folder",
-            f"{run.folder}" + (f" (goes on from {run.checkpoint})" if run.checkpoint else ""),
-        ),
-    ]
-
-
 def _fit(
     config: Config,
     hardware: Hardware,
     task: Task,
     loader: TrainLoader,
-    steps: _Steps,
+    steps: Steps,
     cost: Cost,
     run: Run,
     first_step: int,
@@ -244,6 +136,8 @@ def _fit(
         raise SystemExit(code) from None
     summary = _summary(settings, task, trainer, checkpoints, throughput)
     summary["seconds"] = round(time.monotonic() - started, 1)
+    target = config.experiment and config.experiment.target
+    summary["target"] = str(target) if target else None
     if trainer.is_global_zero:
         write_json(run.folder / "summary.json", summary)
         print(format_summary(run, summary), flush=True)
@@ -337,7 +231,7 @@ def _trainer(
     )
 
 
-def _val_loader(config: Config, task: Task, steps: _Steps, trainer: Trainer) -> Any:
+def _val_loader(config: Config, task: Task, steps: Steps, trainer: Trainer) -> Any:
     return val_loader(
         task.val,
         steps.batch_per_device,
@@ -356,6 +250,7 @@ def _settings(config: Config, task: Task) -> dict[str, Any]:
         "act": config.act.label,
         "data": config.data.name,
         "recipe": config.recipe.name,
+        "experiment": config.experiment.name if config.experiment else "none",
         "seed": config.seed,
         "precision": config.precision,
         "parameters": sum(p.numel() for p in task.model.parameters()),

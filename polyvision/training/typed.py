@@ -6,11 +6,21 @@ import dataclasses
 import math
 import types
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from polyvision.errors import unknown
 
-__all__ = ["Bounds", "load"]
+__all__ = ["Bounds", "load", "with_defaults"]
 
 T = TypeVar("T")
 
@@ -65,6 +75,27 @@ def load(cls: type[T], values: Mapping[str, Any], path: str, problems: list[str]
         except ValueError as error:
             problems.append(str(error))
     return cls(**converted) if len(problems) == before else None
+
+
+def with_defaults(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``values`` with the defaults of the dataclass ``cls`` for keys that they lack.
+
+    Args:
+        cls: a dataclass; fields that are dataclasses themselves are completed as well.
+        values: plain values, not checked.
+    """
+    complete = dict(values)
+    hints = get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        value, hint = values.get(field.name), hints[field.name]
+        if field.name not in values:
+            if field.default is not dataclasses.MISSING:
+                complete[field.name] = field.default
+            elif field.default_factory is not dataclasses.MISSING:
+                complete[field.name] = field.default_factory()
+        elif isinstance(value, Mapping) and dataclasses.is_dataclass(hint):
+            complete[field.name] = with_defaults(cast(type[Any], hint), value)
+    return complete
 
 
 def _convert(value: Any, hint: Any, path: str, problems: list[str]) -> Any:

@@ -21,7 +21,7 @@ from polyvision.training.schema import (
     VisionModelConfig,
     VisionRecipeConfig,
 )
-from polyvision.training.session import Task
+from polyvision.training.task import Task
 
 __all__ = ["VisionModule", "build_task"]
 

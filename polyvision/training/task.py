@@ -1,0 +1,52 @@
+"""What a domain, images or text, contributes to a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from lightning.pytorch import Callback
+from torch import Tensor, nn
+
+from polyvision.training.loader import Collate, MapDataset
+from polyvision.training.module import TaskModule
+
+__all__ = ["Task"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What a domain contributes to a run.
+
+    Attributes:
+        model: the network.
+        module: builds the Lightning module from (model, recipe, seed=, total_steps=, epoch_steps=).
+        train: training samples.
+        val: validation samples.
+        plan: labelled lines about model, activation and data.
+        monitor: the validation metric that decides which weights are best.
+        mode: ``max`` or ``min``.
+        shown: the validation metrics printed, in order.
+        make_input: makes the model's input for a number of samples.
+        collate: joins samples to a batch; None for torch's default.
+        tokens_per_sample: tokens of a sample; None for images.
+        callbacks: further callbacks.
+        files: text files for the run folder, by name.
+        unreadable: names the training files skipped so far.
+    """
+
+    model: nn.Module
+    module: Callable[..., TaskModule]
+    train: MapDataset
+    val: MapDataset
+    plan: list[tuple[str, str]]
+    monitor: str
+    mode: str
+    shown: list[str]
+    make_input: Callable[[int], Tensor]
+    collate: Collate | None = None
+    tokens_per_sample: int | None = None
+    callbacks: list[Callback] = dataclasses.field(default_factory=list)
+    files: dict[str, str] = dataclasses.field(default_factory=dict)
+    unreadable: Callable[[], list[Path]] = list
