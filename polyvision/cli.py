@@ -26,6 +26,10 @@ _VERBS: dict[str, tuple[str, str]] = {
         "print which kernels compute on this machine, and why",
         "polyvision.kernels.environment",
     ),
+    "export": (
+        "write a trained network as safetensors, ONNX or a program of torch.export",
+        "polyvision.models.export_verb",
+    ),
     "analyse": (
         "measure rank, layer similarity, cost or health of a trained model",
         "polyvision.training.analyse",

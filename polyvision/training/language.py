@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from polyvision.activations import activation_info
 from polyvision.data.text import TextData, load_text_data
 from polyvision.data.tokenizers import Tokenizer
 from polyvision.models.generation import generate
+from polyvision.models.network import LanguageNetwork, network_to_plain
 from polyvision.models.shape import MoEShape, TransformerShape
 from polyvision.models.transformer import Losses, Transformer
 from polyvision.training.callbacks import tensorboard
@@ -128,7 +130,10 @@ def build_task(config: Config) -> Task:
         make_input=lambda n: torch.zeros(n, shape.context, dtype=torch.long),
         tokens_per_sample=shape.context,
         callbacks=[TextSample(data.tokenizer, config.seed)],
-        files={"tokenizer.json": data.tokenizer.to_json()},
+        files={
+            "tokenizer.json": data.tokenizer.to_json(),
+            "network.json": json.dumps(network_to_plain(LanguageNetwork(shape)), indent=2) + "\n",
+        },
     )
 
 
