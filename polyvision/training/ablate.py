@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import sys
 from collections.abc import Sequence
@@ -12,15 +11,14 @@ from pathlib import Path
 import torch
 
 from polyvision.errors import PolyvisionError
+from polyvision.training.ablate_plan import Planned, plan_study
 from polyvision.training.ablate_report import report
-from polyvision.training.ablate_studies import STUDIES, Study, sized
+from polyvision.training.ablate_studies import STUDIES, Study
 from polyvision.training.children import Child, describe_code, run_children
-from polyvision.training.compose import SCRIPTS, Task, compose
+from polyvision.training.compose import SCRIPTS, Task
 from polyvision.training.report import format_table
-from polyvision.training.run import Run, plan_run
-from polyvision.training.schema import Config, LanguageModelConfig
 
-__all__ = ["Planned", "add_arguments", "job_slots", "plan_study", "run"]
+__all__ = ["add_arguments", "job_slots", "run"]
 
 # What the study itself sets, and the option to use instead.
 _TAKEN = {
@@ -30,25 +28,6 @@ _TAKEN = {
     "resume": "runs always go on where they stopped",
     "dry_run": "use --dry-run",
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Planned:
-    """A run of a study: the overrides that make it, and its folder."""
-
-    overrides: list[str]
-    config: Config
-    run: Run
-
-    @property
-    def name(self) -> str:
-        """Model, activation and seed."""
-        return f"{self.config.model.name} {self.config.act.label} seed {self.config.seed}"
-
-    @property
-    def log_name(self) -> str:
-        """Name of the file that what the run prints goes to."""
-        return f"{self.name.replace(' ', '-').replace('/', '_')}.log"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,53 +102,6 @@ def run(arguments: argparse.Namespace) -> str:
             print(f"polyvision: {line}", file=sys.stderr)
         raise SystemExit(1)
     return text
-
-
-def plan_study(
-    study: Study, task: Task, overrides: Sequence[str], *, seeds: int, output: Path
-) -> list[Planned]:
-    """Compose and check every run of a study: seed by seed, so that early runs pair.
-
-    Args:
-        study: the study.
-        task: ``vision`` or ``language``.
-        overrides: what the runs have in common.
-        seeds: how many, from 0.
-        output: folder of the runs.
-
-    Raises:
-        PolyvisionError: overrides that do not fit, or runs in ``output`` that were made with other
-            settings.
-    """
-    common = [*overrides, f"run_root={output}", "resume=auto"]
-    (base,) = _composed(task, common)
-    models: list[list[str]] = [[]]
-    if study.sizes:
-        if not isinstance(base.model, LanguageModelConfig):
-            raise PolyvisionError(f"the study {study.title!r} scales language models only")
-        models = sized(study, base.model)
-    planned = []
-    problems = []
-    for seed in range(seeds):
-        for model in models:
-            for act in study.acts:
-                own = [*common, *model, *act, f"seed={seed}"]
-                (config,) = _composed(task, own)
-                try:
-                    planned.append(Planned(own, config, plan_run(config)))
-                except PolyvisionError as error:
-                    problems.append(str(error))
-    if problems:
-        problems.append("Give the same settings as then, or another --output")
-        raise PolyvisionError("\n".join(problems))
-    return planned
-
-
-def _composed(task: Task, overrides: list[str]) -> list[Config]:
-    configs = compose(task, overrides)
-    if len(configs) > 1:
-        raise PolyvisionError("an override of a study has one value, not several: run it for each")
-    return configs
 
 
 def _overview(study: Study, planned: Sequence[Planned]) -> str:

@@ -6,7 +6,6 @@ import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 
@@ -22,10 +21,8 @@ from polyvision.analysis.compare.reading import Run
 from polyvision.analysis.compare.report import Comparison, difference_words, spread
 from polyvision.analysis.document import Section, png
 from polyvision.errors import PolyvisionError
+from polyvision.training.ablate_plan import Planned
 from polyvision.training.ablate_studies import Study
-
-if TYPE_CHECKING:
-    from polyvision.training.ablate import Planned
 
 __all__ = ["coefficient_section", "report", "scaling_section"]
 

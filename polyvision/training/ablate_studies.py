@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from polyvision.errors import PolyvisionError
-from polyvision.training.schema import LanguageModelConfig
-
-__all__ = ["STUDIES", "Size", "Study", "sized"]
+__all__ = ["STUDIES", "Size", "Study"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,40 +89,3 @@ STUDIES: dict[str, Study] = {
         ),
     ),
 }
-
-
-def sized(study: Study, model: LanguageModelConfig) -> list[list[str]]:
-    """Return for each size of a scaling study the overrides that make it of the largest model.
-
-    Heads stay as many, as in Table 10; the width is rounded to a multiple of twice their number,
-    the hidden size to a multiple of 3, so that a gated network has 2/3 of it exactly.
-
-    Raises:
-        PolyvisionError: the model is so small that two sizes would be the same.
-    """
-    unit = 2 * model.heads
-    made: list[list[str]] = []
-    shapes = []
-    for size in study.sizes:
-        width = unit * max(1, round(model.width * size.width / unit))
-        layers = max(1, round(model.layers * size.layers))
-        shapes.append((width, layers))
-        if size == Size(1, 1):
-            made.append([])
-            continue
-        hidden = 3 * max(1, round(model.ffn_hidden * width / model.width / 3))
-        made.append(
-            [
-                f"model.name={model.name}-w{width}l{layers}",
-                f"model.width={width}",
-                f"model.layers={layers}",
-                f"model.ffn_hidden={hidden}",
-            ]
-        )
-    if len(set(shapes)) < len(shapes):
-        text = ", ".join(f"{width} x {layers}" for width, layers in shapes)
-        raise PolyvisionError(
-            f"model={model.name} is too small for {len(shapes)} sizes: width x layers would be "
-            f"{text}. Take a larger model.width or fewer model.heads"
-        )
-    return made

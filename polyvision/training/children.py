@@ -113,7 +113,7 @@ def _start(child: Child, variables: Mapping[str, str]) -> subprocess.Popen[bytes
             stdout=output,
             stderr=None if output is None else subprocess.STDOUT,
             env={**os.environ, **variables},
-            **({"process_group": 0} if os.name == "posix" else {}),
+            process_group=0 if os.name == "posix" else None,
         )
 
 
