@@ -18,6 +18,10 @@ __all__ = ["main"]
 
 # Verb -> what it does, the module that does it.
 _VERBS: dict[str, tuple[str, str]] = {
+    "ablate": (
+        "train the runs of one of the paper's ablations, and compare them",
+        "polyvision.training.ablate",
+    ),
     "compare": (
         "compare the runs of several activations, paired by seed",
         "polyvision.analysis.compare.command",
