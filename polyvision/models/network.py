@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any
 
 import torch
 from torch import nn
 
 from polyvision.errors import PolyvisionError
-from polyvision.models.transformer import Transformer, TransformerShape
+from polyvision.models.shape import MoEShape, TransformerShape
+from polyvision.models.transformer import Transformer
 
 __all__ = [
     "LanguageNetwork",
@@ -121,7 +122,6 @@ class LanguageNetwork:
 
 
 Network = VisionNetwork | LanguageNetwork
-T = TypeVar("T")
 
 
 def network_to_plain(network: Network) -> dict[str, Any]:
@@ -145,20 +145,12 @@ def network_from_plain(plain: Any, place: str) -> Network:
         if task == "vision":
             return VisionNetwork(**values)
         if task == "language":
-            return LanguageNetwork(_rebuilt(TransformerShape, values.pop("shape")), **values)
+            shape = dict(values.pop("shape"))
+            moe = shape.pop("moe", None)
+            experts = None if moe is None else MoEShape(**moe)
+            return LanguageNetwork(TransformerShape(**shape, moe=experts), **values)
     except PolyvisionError:
         raise
     except (TypeError, ValueError, KeyError) as error:
         raise PolyvisionError(f"{place} does not describe a network: {error}") from error
     raise PolyvisionError(f"{place} does not describe a network: task is {task!r}")
-
-
-def _rebuilt(cls: type[T], values: Mapping[str, Any]) -> T:
-    """Undo ``dataclasses.asdict``, also for dataclasses inside."""
-    hints = get_type_hints(cls)
-    arguments = dict(values)
-    for name, value in values.items():
-        inner = [c for c in get_args(hints.get(name)) if dataclasses.is_dataclass(c)]
-        if inner and isinstance(value, Mapping):
-            arguments[name] = inner[0](**value)
-    return cls(**arguments)

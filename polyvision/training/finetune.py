@@ -17,8 +17,9 @@ from polyvision.models.weights import load_pretrained, read_weights
 
 __all__ = ["start_from"]
 
-# What may differ between two transformers of the same tensors.
-_FREE_SHAPE = {"activation", "activation_options", "context"}
+# What may differ between two transformers that compute the same from the same tensors.
+_FREE_SHAPE = {"activation", "activation_options", "context", "checkpointing"}
+_FREE_SHAPE |= {"init_std", "init_cutoff", "init_depth_scaled"}
 
 
 def start_from(
@@ -76,7 +77,7 @@ def _same_network(path: str, saved: Saved, network: Network, tokenizer: str | No
         if saved.tokenizer is not None and saved.tokenizer != tokenizer:
             raise PolyvisionError(
                 f"{place} was trained with another tokenizer, so its embeddings belong to other "
-                f"tokens: data.tokenizer must give the one in {saved.folder / 'tokenizer.json'}"
+                f"tokens: give data.tokenizer={saved.folder / 'tokenizer.json'}"
             )
 
 
