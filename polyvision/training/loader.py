@@ -6,6 +6,7 @@ Each sample is drawn with its own seed: augmentation does not depend on the numb
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sized
 from typing import Any, Protocol, cast
 
@@ -52,6 +53,9 @@ class TrainLoader:
         collate: joins samples to a batch; None for torch's default.
         world_size: number of ranks that share each epoch.
 
+    Attributes:
+        waited: seconds spent so far on waiting for batches, or on making them without workers.
+
     Raises:
         ValueError: the data set is smaller than one batch of all ranks.
     """
@@ -72,6 +76,7 @@ class TrainLoader:
         self.workers = workers
         self.collate = collate
         self.world_size = world_size
+        self.waited = 0.0
         self._epoch = -1
         self._position = 0
         self._resumed = False
@@ -101,8 +106,21 @@ class TrainLoader:
             collate_fn=self.collate,
             pin_memory=torch.cuda.is_available(),
         )
-        for batch in loader:
+        for batch in self._waiting(loader):
             self._position += 1
+            yield batch
+
+    def _waiting(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """Yield the batches of ``loader``, and count the seconds that each lets the run wait."""
+        batches = iter(loader)
+        while True:
+            start = time.perf_counter()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            finally:
+                self.waited += time.perf_counter() - start
             yield batch
 
     def _batches(self) -> list[list[tuple[int, int]]]:

@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from polyvision.errors import PolyvisionError
 from polyvision.training.analyses import Analyses, probe
 from polyvision.training.board import Board, run_card
-from polyvision.training.callbacks import Console, Throughput
+from polyvision.training.callbacks import Console
 from polyvision.training.checkpoint import AtomicCheckpointIO
 from polyvision.training.checkpoints import Checkpoints
 from polyvision.training.cost import Cost, estimate_cost
@@ -34,6 +34,7 @@ from polyvision.training.run import Run, open_run, plan_run, write_json
 from polyvision.training.schema import Config
 from polyvision.training.state import track
 from polyvision.training.task import Task
+from polyvision.training.throughput import Throughput
 
 __all__ = ["run_task"]
 
@@ -98,6 +99,8 @@ def _fit(
         3 * cost.flops / steps.batch_per_device,
         hardware.compute_dtype,
         config.trainer.log_every_n_steps,
+        steps.total,
+        lambda: loader.waited,
     )
     checkpoints = Checkpoints(run, task.monitor, task.mode, config.trainer.checkpoint_every_n_steps)
     trainer = _trainer(
@@ -109,7 +112,7 @@ def _fit(
             ActivationMonitor(config.trainer.histograms, steps.total, task.shown),
             *task.callbacks,
             *_analyses(config, task, run),
-            Console(steps.total, ["train/loss", *task.shown], sys.stderr.isatty()),
+            Console(throughput, ["train/loss", *task.shown], sys.stderr.isatty()),
             checkpoints,
         ],
     )
@@ -266,7 +269,7 @@ def _summary(
     checkpoints: Checkpoints,
     throughput: Throughput,
 ) -> dict[str, Any]:
-    rates = sorted(throughput.rates)
+    speed = {k.removeprefix("perf/"): round(v, 4) for k, v in throughput.medians().items()}
     last = {k: float(v) for k, v in trainer.callback_metrics.items() if k != "step"}
     return {
         "settings": settings,
@@ -275,7 +278,8 @@ def _summary(
         "last": last,
         "shown": {name: last[name] for name in task.shown if name in last},
         "steps": trainer.global_step,
-        "samples_per_s": round(rates[len(rates) // 2], 2) if rates else None,
+        "samples_per_s": round(speed["samples_per_s"], 2) if speed else None,
+        "speed": speed,
         "torch_threads": torch.get_num_threads(),
         "unreadable": [str(path) for path in task.unreadable()],
     }

@@ -72,7 +72,7 @@ def validate(
     _same_data(saved, task)
     module = task.module(task.model, config.recipe, seed=config.seed, total_steps=1, epoch_steps=1)
     records = []
-    for weights in _each_weights(config.validate, saved):
+    for weights in _each_weights(saved):
         load_strictly(task.model, weights.tensors, str(weights.source))
         trainer = Trainer(
             **hardware.trainer_arguments(),
@@ -181,7 +181,7 @@ def _other_classes(trained: list[str], found: list[str]) -> str:
     return text + ". Give data= with the same classes"
 
 
-def _each_weights(path: str, saved: Saved) -> list[Saved]:
+def _each_weights(saved: Saved) -> list[Saved]:
     """Return the raw weights, then the averaged ones if the checkpoint has them."""
     if not saved.has_ema:
         return [saved]
