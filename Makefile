@@ -23,8 +23,8 @@ help:  ## list the targets
 train: $(STAMP)  ## train ResNet50 with PolyNorm
 	$(BIN)/python train_vision.py model=resnet50 act=polynorm $(ARGS)
 
-test: $(STAMP)  ## run the tests
-	$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP)  ## run the tests, on all cores
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile $(ARGS)
 
 test-slow: $(STAMP)  ## run the long tests, which `test` leaves out
 	$(BIN)/python -m pytest -m slow $(ARGS)

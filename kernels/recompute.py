@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-__all__ = ["ffn_down", "gradients", "opened", "recompute"]
+__all__ = ["autocast_now", "ffn_down", "gradients", "opened", "recompute"]
 
 Function = Callable[..., Tensor]
 
@@ -45,7 +45,7 @@ def _watched() -> bool:
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
-def _autocast_now(device: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+def autocast_now(device: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
     """Return what enters the present autocast state again, for the repetition of a forward pass."""
     if not torch.amp.is_autocast_available(device):
         return contextlib.nullcontext
@@ -76,7 +76,7 @@ class _Recompute(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.function, *tensors = inputs
         ctx.save_for_backward(*tensors)
-        ctx.autocast = _autocast_now(output.device.type)
+        ctx.autocast = autocast_now(output.device.type)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -107,7 +107,7 @@ class _Down(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.function, *tensors = inputs
         ctx.save_for_backward(*tensors)
-        ctx.autocast = _autocast_now(output.device.type)
+        ctx.autocast = autocast_now(output.device.type)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:

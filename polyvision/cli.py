@@ -18,6 +18,10 @@ __all__ = ["main"]
 
 # Verb -> what it does, the module that does it.
 _VERBS: dict[str, tuple[str, str]] = {
+    "ablate": (
+        "train the runs of one of the paper's ablations, and compare them",
+        "polyvision.training.ablate",
+    ),
     "compare": (
         "compare the runs of several activations, paired by seed",
         "polyvision.analysis.compare.command",
@@ -26,9 +30,17 @@ _VERBS: dict[str, tuple[str, str]] = {
         "print which kernels compute on this machine, and why",
         "polyvision.kernels.environment",
     ),
+    "export": (
+        "write a trained network as safetensors, ONNX or a program of torch.export",
+        "polyvision.models.export_verb",
+    ),
     "analyse": (
         "measure rank, layer similarity, cost or health of a trained model",
         "polyvision.training.analyse",
+    ),
+    "prepare-text": (
+        "write text, JSON lines or parquet as token shards for data=shards",
+        "polyvision.data.prepare_verb",
     ),
     "stability": (
         "measure where activations overflow in fp16, and what that does to training",
@@ -37,6 +49,10 @@ _VERBS: dict[str, tuple[str, str]] = {
     "swap-report": (
         "swap the activations of a model without data, and print what was replaced and what not",
         "polyvision.models.swap_verb",
+    ),
+    "verify-text": (
+        "read every byte of prepared text and compare it with its checksums",
+        "polyvision.data.verify_verb",
     ),
 }
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+
+if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
+    # Tests side by side share the cores; torch and the scripts that tests start read this.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(workers))))
+
 import torch
 
 import polyvision

@@ -15,12 +15,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from polyvision.data.cache import Arrays, cache_folder, cached_arrays
-from polyvision.data.tokenizers import (
-    Tokenizer,
-    TokenizerSpec,
-    parse_tokenizer,
-    tokenizer_from_json,
-)
+from polyvision.data.tokenizer_spec import TokenizerSpec, parse_tokenizer
+from polyvision.data.tokenizers import Tokenizer, tokenizer_from_json
 from polyvision.errors import PolyvisionError, unknown
 
 __all__ = ["TextData", "TokenWindows", "load_book", "load_text_data", "pack_tokens", "read_text"]
@@ -234,12 +230,12 @@ def _split_point(text: str, fraction: float) -> int:
 
 def _key(text: str, cut: int, spec: TokenizerSpec) -> str:
     """Return a hash of all that the encoded arrays depend on."""
-    recipe = f"1 {version('tokenizers')} {spec} {cut} "
+    recipe = f"2 {version('tokenizers')} {spec} {cut} "
     return hashlib.sha256(recipe.encode() + text.encode()).hexdigest()
 
 
 def _encode(text: str, cut: int, spec: TokenizerSpec) -> Arrays:
-    tokenizer = spec.train(text[:cut])
+    tokenizer = spec.make([text[:cut]])
     return {
         "tokenizer": np.frombuffer(tokenizer.to_json().encode(), dtype=np.uint8),
         "train": pack_tokens(tokenizer.encode(text[:cut]), tokenizer.vocab_size),

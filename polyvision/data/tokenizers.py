@@ -14,7 +14,6 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -22,18 +21,21 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from polyvision.errors import PolyvisionError, did_you_mean
+from polyvision.errors import PolyvisionError
 
 __all__ = [
+    "END_TOKEN",
     "BPETokenizer",
     "ByteTokenizer",
     "Tokenizer",
-    "TokenizerSpec",
-    "parse_tokenizer",
+    "next_cut",
     "tokenizer_from_json",
 ]
 
-_MAX_VOCAB = 1 << 20
+# What a tokenizer that is trained here calls the token after each document.
+END_TOKEN = "<|endoftext|>"
+# The names of that token in other tokenizers, in the order they are looked for.
+_END_TOKENS = (END_TOKEN, "<|end_of_text|>", "</s>", "<eos>")
 
 
 class Tokenizer(ABC):
@@ -42,7 +44,12 @@ class Tokenizer(ABC):
     @property
     @abstractmethod
     def vocabulary(self) -> tuple[bytes, ...]:
-        """The bytes that each token id stands for."""
+        """The bytes that each token id stands for; none for ids that are no text."""
+
+    @property
+    def end(self) -> int | None:
+        """The id of the token after each document, where there is one; it stands for no text."""
+        return None
 
     @abstractmethod
     def encode(self, text: str) -> np.ndarray:
@@ -107,6 +114,9 @@ class ByteTokenizer(Tokenizer):
 class BPETokenizer(Tokenizer):
     """Byte-pair encoding on bytes: frequent strings of bytes are one token, any text is covered.
 
+    Names of special tokens in a text are text: only ``end`` marks the end of a document. A
+    definition may normalise texts (to NFC, say); its tokens then stand for the normalised text.
+
     Args:
         definition: a ``tokenizer.json`` of the Hugging Face ``tokenizers`` library with a
             byte-level BPE model, for example from ``BPETokenizer.train(...).to_json()``.
@@ -115,7 +125,7 @@ class BPETokenizer(Tokenizer):
         PolyvisionError: not such a definition.
 
     Example:
-        >>> tokenizer = BPETokenizer.train("the whale, the whale, the white whale", 260)
+        >>> tokenizer = BPETokenizer.train(["the whale, the whale, the white whale"], 260)
         >>> tokenizer.decode(tokenizer.encode("a whale!"))
         'a whale!'
     """
@@ -123,26 +133,40 @@ class BPETokenizer(Tokenizer):
     def __init__(self, definition: str) -> None:
         self._definition = definition
         parts = _parse_object(definition)
+        model, decoder = parts.get("model"), parts.get("decoder")
         if (
-            parts.get("model", {}).get("type") != "BPE"
-            or (parts.get("decoder") or {}).get("type") != "ByteLevel"
+            not isinstance(model, dict)
+            or not isinstance(decoder, dict)
+            or model.get("type", "BPE") != "BPE"  # old files leave it out
+            or decoder.get("type") != "ByteLevel"
         ):
             raise PolyvisionError("tokenizer definition: the model must be a byte-level BPE")
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(definition)
-            ids = self._tokenizer.get_vocab()
-            self._vocabulary = tuple(_to_bytes(token) for token in sorted(ids, key=ids.__getitem__))
+            self._tokenizer.encode_special_tokens = True
+            self._vocabulary = _vocabulary(self._tokenizer)
         except Exception as error:  # the library raises nothing narrower
             raise PolyvisionError(f"tokenizer definition: not usable ({error!r})") from None
+        added = self._tokenizer.get_added_tokens_decoder()
+        special = {token.content: i for i, token in added.items() if token.special}
+        self._end = next((special[name] for name in _END_TOKENS if name in special), None)
+        if self.decode(self.encode(_PROBE)) != _PROBE:
+            raise PolyvisionError(
+                f"tokenizer definition: {_PROBE!r} comes back as "
+                f"{self.decode(self.encode(_PROBE))!r}; text must be restored exactly"
+            )
 
     @classmethod
-    def train(cls, text: str, vocab_size: int) -> BPETokenizer:
-        """Learn merges from ``text``; the same text gives the same tokenizer.
+    def train(
+        cls, texts: Iterable[str], vocab_size: int, *, end_token: bool = False
+    ) -> BPETokenizer:
+        """Learn merges from ``texts``; the same texts give the same tokenizer.
 
         Args:
-            text: what the merges are learned from.
-            vocab_size: tokens wanted, at least 256. A short text gives fewer: a pair must occur
+            texts: what the merges are learned from.
+            vocab_size: tokens wanted, at least 256. Little text gives fewer: a pair must occur
                 twice to be merged.
+            end_token: one of the tokens is ``END_TOKEN``.
         """
         tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
         tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -151,16 +175,21 @@ class BPETokenizer(Tokenizer):
             vocab_size=vocab_size,
             min_frequency=2,
             initial_alphabet=sorted(_BYTE_OF_SYMBOL),
-            special_tokens=[],
+            special_tokens=[END_TOKEN] if end_token else [],
             show_progress=False,
         )
-        tokenizer.train_from_iterator(_pieces(text), trainer)
+        tokenizer.train_from_iterator((p for text in texts for p in _pieces(text)), trainer)
         return cls(tokenizer.to_str())
 
     @property
     def vocabulary(self) -> tuple[bytes, ...]:
         """The 256 bytes and the merged strings."""
         return self._vocabulary
+
+    @property
+    def end(self) -> int | None:
+        """The id of the first of the usual names of this token that the definition has."""
+        return self._end
 
     def encode(self, text: str) -> np.ndarray:
         """Return the token ids of ``text``, using all cores for a long one."""
@@ -174,49 +203,6 @@ class BPETokenizer(Tokenizer):
     def to_json(self) -> str:
         """Return the definition the tokenizer was made from."""
         return self._definition
-
-
-@dataclass(frozen=True)
-class TokenizerSpec:
-    """A tokenizer that is still to be made from the training text.
-
-    Attributes:
-        kind: ``bytes`` or ``bpe``.
-        vocab_size: number of tokens wanted.
-    """
-
-    kind: str
-    vocab_size: int
-
-    def train(self, text: str) -> Tokenizer:
-        """Make the tokenizer."""
-        return (
-            ByteTokenizer() if self.kind == "bytes" else BPETokenizer.train(text, self.vocab_size)
-        )
-
-
-def parse_tokenizer(spec: str) -> TokenizerSpec:
-    """Read ``bytes`` or ``bpe:<vocabulary size>``.
-
-    Raises:
-        PolyvisionError: anything else; the text says what to write.
-
-    Example:
-        >>> parse_tokenizer("bpe:1024")
-        TokenizerSpec(kind='bpe', vocab_size=1024)
-    """
-    kind, colon, size = spec.partition(":")
-    if kind == "bytes" and not colon:
-        return TokenizerSpec(kind, 256)
-    if kind != "bpe":
-        hint = did_you_mean(kind, ["bytes", "bpe"])
-        raise PolyvisionError(f"unknown tokenizer {spec!r}.{hint} Valid: bytes, bpe:<vocabulary>.")
-    if not re.fullmatch("[0-9]+", size) or not 256 < int(size) <= _MAX_VOCAB:
-        raise PolyvisionError(
-            f"tokenizer {spec!r}: write bpe:<vocabulary> with a vocabulary of 257 to {_MAX_VOCAB} "
-            "tokens (the 256 bytes and the merges), for example bpe:1024"
-        )
-    return TokenizerSpec(kind, int(size))
 
 
 def tokenizer_from_json(text: str) -> Tokenizer:
@@ -240,16 +226,27 @@ def _parse_object(text: str) -> dict[str, Any]:
     return parts
 
 
-# A line break before a word is a token border in GPT-2's pre-tokenization, whatever surrounds it.
-_CUT = re.compile(r"\n(?=\S)")
+# A single space between words begins a token in the pre-tokenization of GPT-2, GPT-4 and their
+# descendants, whatever surrounds it.
+_CUT = re.compile(r"(?<=\w) (?=\w)")
+
+
+def next_cut(text: str, start: int) -> int | None:
+    """Return the first place from ``start`` on where cutting ``text`` does not change its tokens.
+
+    Example:
+        >>> next_cut("white whale", 2)
+        5
+    """
+    found = _CUT.search(text, start)
+    return found.start() if found else None
 
 
 def _pieces(text: str, size: int = 1 << 16) -> Iterator[str]:
     """Cut ``text`` into pieces of about ``size`` characters that encode to the same tokens."""
     start = 0
     while start < len(text):
-        cut = _CUT.search(text, start + size)
-        end = cut.start() if cut else len(text)
+        end = next_cut(text, start + size) or len(text)
         yield text[start:end]
         start = end
 
@@ -263,8 +260,17 @@ def _byte_symbols() -> dict[str, int]:
 
 _BYTE_OF_SYMBOL = _byte_symbols()
 _BYTES = tuple(bytes([b]) for b in range(256))
+_PROBE = "A b, c\n\u00e9"
 
 
-def _to_bytes(token: str) -> bytes:
-    """Return the bytes of a token that is written in symbols."""
-    return bytes(_BYTE_OF_SYMBOL[symbol] for symbol in token)
+def _vocabulary(tokenizer: Any) -> tuple[bytes, ...]:
+    """Return the bytes of each id of a byte-level tokenizer; none for special tokens and holes."""
+    ids = tokenizer.get_vocab(with_added_tokens=False)
+    added = tokenizer.get_added_tokens_decoder()
+    found = [b""] * (max([*ids.values(), *added]) + 1)
+    for token, i in ids.items():
+        if i not in added:
+            found[i] = bytes(_BYTE_OF_SYMBOL[symbol] for symbol in token)
+    for i, token in added.items():  # written as they are, not in symbols
+        found[i] = b"" if token.special else token.content.encode()
+    return tuple(found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
 import sys
 from typing import Any
 
@@ -12,6 +11,12 @@ import hydra
 from omegaconf import DictConfig
 
 from polyvision.errors import PolyvisionError
+from polyvision.training.children import (
+    Child,
+    command_of_this_program,
+    describe_code,
+    run_children,
+)
 from polyvision.training.compose import (
     CONFIG_MODULE,
     SCRIPTS,
@@ -76,16 +81,21 @@ def _sweep(options: list[str], overrides: list[str]) -> int:
     In one process a distributed run would hand its ranks on to the next run.
     """
     runs = combinations(overrides)
-    failed = []
-    for number, run in enumerate(runs, start=1):
-        print(f"Run {number} of {len(runs)}: {' '.join(run)}", flush=True)
-        code = subprocess.call([sys.executable, sys.argv[0], *options, *run])
-        if code == 130:  # Ctrl-C reached the run before this process: it ends the sweep as well
-            return code
-        if code:
-            failed.append((code, run))
+    program = command_of_this_program()
+
+    def announce(number: int) -> None:
+        print(f"Run {number + 1} of {len(runs)}: {' '.join(runs[number])}", flush=True)
+
+    codes, stopped_by = run_children(
+        [Child([*program, *options, *run]) for run in runs], started=announce
+    )
+    failed = [(code, run) for code, run in zip(codes, runs, strict=True) if code]
     for code, run in failed:
-        print(f"error: failed with exit code {code}: {' '.join(run)}", file=sys.stderr)
+        print(f"error: failed with {describe_code(code)}: {' '.join(run)}", file=sys.stderr)
+    if stopped_by is not None:
+        left = codes.count(None)
+        print(f"interrupted: {left} of {len(runs)} runs were not started", file=sys.stderr)
+        return 128 + stopped_by
     return failed[0][0] if failed else 0
 
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyvision.data.images import Augment, ImageData, collate, load_image_data
+from polyvision.models.network import VisionNetwork, network_to_plain
 from polyvision.models.swap_report import Kept, SwapReport
 from polyvision.models.vision import VisionModel, create_vision_model
 from polyvision.training.loader import MapDataset
@@ -119,7 +120,29 @@ def build_task(config: Config) -> Task:
         make_input=lambda n: torch.zeros(n, data.in_chans, data.image_size, data.image_size),
         collate=collate,
         unreadable=data.unreadable,
-        files={"classes.json": json.dumps(data.classes, indent=2) + "\n"},
+        files={
+            "classes.json": json.dumps(data.classes, indent=2) + "\n",
+            "network.json": json.dumps(network_to_plain(_network(config, data)), indent=2) + "\n",
+        },
+    )
+
+
+def _network(config: Config, data: ImageData) -> VisionNetwork:
+    assert isinstance(config.model, VisionModelConfig)
+    assert isinstance(config.data, ImageDataConfig)
+    return VisionNetwork(
+        name=config.model.name,
+        activation=config.act.name,
+        activation_options=config.act.options,
+        options=config.model.options,
+        on_leftover=config.model.on_leftover,
+        classes=data.classes,
+        in_chans=data.in_chans,
+        image_size=data.image_size,
+        mean=config.data.mean,
+        std=config.data.std,
+        crop_pct=config.data.crop_pct,
+        interpolation=config.data.interpolation,
     )
 
 

@@ -30,7 +30,7 @@ def photo() -> Image.Image:
     return image
 
 
-@pytest.mark.parametrize("extension", EXTENSIONS)
+@pytest.mark.parametrize("extension", sorted(EXTENSIONS))
 def test_every_listed_extension_can_be_read(tmp_path: Path, extension: str) -> None:
     path = tmp_path / f"image{extension}"
     kind = {".jpe": "JPEG", ".jfif": "JPEG", ".pbm": "PPM", ".pgm": "PPM"}.get(extension)

@@ -14,19 +14,18 @@ import tokenizers as hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polyvision.data.tokenizer_spec import TokenizerSpec, parse_tokenizer
 from polyvision.data.tokenizers import (
     BPETokenizer,
     ByteTokenizer,
     Tokenizer,
-    TokenizerSpec,
     _pieces,
-    parse_tokenizer,
     tokenizer_from_json,
 )
 from polyvision.errors import PolyvisionError
 
 SAMPLE = "the whale, the white whale\u2014the sea; \u201cthe sea!\u201d\n\nthe whale's way\n" * 3
-BPE = BPETokenizer.train(SAMPLE, 270)
+BPE = BPETokenizer.train([SAMPLE], 270)
 BOTH = pytest.mark.parametrize("tokenizer", [ByteTokenizer(), BPE], ids=["bytes", "bpe"])
 # Characters on which GPT-2's pre-tokenization turns, and others.
 TEXT = st.text(st.sampled_from("ab \n\r\t\v\x1c\u00a0\u2003\u3000.,'!7\u00e9\u4e00\U0001f40b"))
@@ -84,14 +83,14 @@ def test_merges_are_learned() -> None:
     assert BPE.vocab_size == 270
     assert b" whale" in BPE.vocabulary
     assert len(BPE.encode(SAMPLE)) < len(SAMPLE.encode()) / 2
-    assert BPETokenizer.train("", 300).vocab_size == 256  # nothing occurs twice
-    assert BPETokenizer.train(SAMPLE, 269).fingerprint != BPE.fingerprint
+    assert BPETokenizer.train([""], 300).vocab_size == 256  # nothing occurs twice
+    assert BPETokenizer.train([SAMPLE], 269).fingerprint != BPE.fingerprint
 
 
 def test_training_is_deterministic_across_processes() -> None:
     code = (
         "import sys; from polyvision.data.tokenizers import BPETokenizer as B;"
-        "print(B.train(sys.stdin.read(), 270).fingerprint)"
+        "print(B.train([sys.stdin.read()], 270).fingerprint)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -130,7 +129,7 @@ def test_a_text_of_many_pieces() -> None:
 )
 def test_parse(text: str, spec: TokenizerSpec) -> None:
     assert parse_tokenizer(text) == spec
-    assert spec.train(SAMPLE).vocab_size == spec.vocab_size
+    assert spec.make([SAMPLE]).vocab_size == spec.vocab_size
 
 
 RANGE = "write bpe:<vocabulary> with a vocabulary of 257 to 1048576 tokens"
@@ -139,7 +138,7 @@ RANGE = "write bpe:<vocabulary> with a vocabulary of 257 to 1048576 tokens"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("bbpe", "unknown tokenizer 'bbpe'. Did you mean 'bpe'? Valid: bytes, bpe:<vocabulary>."),
+        ("bbpe", "unknown tokenizer 'bbpe'. Did you mean 'bpe'? Valid: bytes, bpe:<vocabulary>, "),
         ("byte", "unknown tokenizer 'byte'. Did you mean 'bytes'?"),
         ("bytes:300", "unknown tokenizer 'bytes:300'."),
         ("", "unknown tokenizer ''."),

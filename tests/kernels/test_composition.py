@@ -79,7 +79,9 @@ def test_expanded_and_strided_gradients():
                 torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("frozen", [{"x"}, {"weight", "bias"}, {"x", "weight"}, {"bias"}], ids=str)
+@pytest.mark.parametrize(
+    "frozen", [["x"], ["weight", "bias"], ["x", "weight"], ["bias"]], ids="-".join
+)
 def test_frozen_inputs(frozen):
     inputs = {"x": torch.randn(6, 32), "weight": WEIGHT[:3].clone(), "bias": BIAS.clone()}
     for function in (F.poly_norm, F.poly_relu):
@@ -201,7 +203,9 @@ def test_polycom_keeps_its_input_only(rho, kind):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("activation", [PolyNorm(), torch.nn.GELU(), torch.relu], ids=str)
+@pytest.mark.parametrize(
+    "activation", [PolyNorm(), torch.nn.GELU(), torch.relu], ids=["polynorm", "gelu", "relu"]
+)
 def test_ffn_down_keeps_the_pre_activation_only(activation):
     h, weight, bias = torch.randn(4, 5, 16), torch.randn(3, 16), torch.randn(3)
     parameters = list(activation.parameters()) if isinstance(activation, torch.nn.Module) else []

@@ -111,7 +111,7 @@ def test_an_activation_of_the_user() -> None:
 @pytest.mark.usefixtures("own_activations")
 def test_initial_matrices_leave_the_activation_alone() -> None:
     ffn = FeedForward(200, 300, "own", {"scale": 7.0})
-    ffn.init_matrices(0.5)
+    ffn.init_matrices(lambda matrix, _: nn.init.normal_(matrix, std=0.5))
     assert ffn.activation.scale.item() == 7.0
     for linear in (ffn.up, ffn.down):
         assert linear.weight.std().item() == pytest.approx(0.5, rel=0.02)

@@ -1,0 +1,187 @@
+"""Writing the shards of one part of a corpus, so that a killed process can go on exactly."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polyvision.data.shards import HEADER_BYTES, ShardHeader, open_shard, token_dtype
+from polyvision.errors import PolyvisionError
+
+__all__ = ["PartWriter"]
+
+
+class PartWriter:
+    """Appends documents to a shard until it has ``shard_tokens``, then begins the next one.
+
+    A shard that is not complete lies in two files, ``<name>.bin.partial`` (room for the header,
+    then tokens) and ``<name>.ends.partial`` (where its documents end). ``state`` says how much of
+    them counts; a writer made from that state cuts off what was written later. A complete shard
+    gets its header and, last, its name.
+
+    Args:
+        folder: where the shards go.
+        part: ``train`` or ``val``, the first word of the file names.
+        vocab_size: size of the vocabulary.
+        tokenizer: fingerprint of the tokenizer.
+        shard_tokens: a shard ends with the document that reaches this many tokens.
+        state: what ``state`` returned; None to begin.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        part: str,
+        *,
+        vocab_size: int,
+        tokenizer: str,
+        shard_tokens: int,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.part = part
+        self.vocab_size = vocab_size
+        self.tokenizer = tokenizer
+        self.shard_tokens = shard_tokens
+        self.dtype = token_dtype(vocab_size)
+        state = state or {}
+        self.shards: list[dict[str, Any]] = list(state.get("shards", []))
+        self._tokens = int(state.get("tokens", 0))
+        self._documents = int(state.get("documents", 0))
+        self._text_bytes = int(state.get("text_bytes", 0))
+        self._largest = int(state.get("largest", 0))
+        self._ends = array("Q")  # since the ends were last written
+        if self._name.exists():  # completed after the state was taken
+            ends = open_shard(self._name).offsets()[1 : self._documents + 1]
+            self._ends_file.write_bytes(ends.astype("<u8").tobytes())
+            self._name.rename(self._partial)
+        if not state:
+            self._partial.unlink(missing_ok=True)
+            self._ends_file.unlink(missing_ok=True)
+        self._partial.touch()
+        self._ends_file.touch()
+        _cut(self._ends_file, 8 * self._documents)
+        _cut(self._partial, HEADER_BYTES + self._tokens * self.dtype.itemsize)
+        self._file = self._partial.open("ab")
+
+    @property
+    def _name(self) -> Path:
+        return self.folder / f"{self.part}-{len(self.shards):05}.bin"
+
+    @property
+    def _partial(self) -> Path:
+        return self._name.with_suffix(".bin.partial")
+
+    @property
+    def _ends_file(self) -> Path:
+        return self._name.with_suffix(".ends.partial")
+
+    def add(self, tokens: np.ndarray, text_bytes: int) -> None:
+        """Append tokens (n,) of the current document, which stand for ``text_bytes``."""
+        if not len(tokens):
+            return
+        low, high = int(tokens.min()), int(tokens.max())
+        if low < 0 or high >= self.vocab_size:
+            raise PolyvisionError(
+                f"token ids reach from {low} to {high}, outside the vocabulary of "
+                f"{self.vocab_size:,} tokens"
+            )
+        self._file.write(tokens.astype(self.dtype).tobytes())
+        self._tokens += len(tokens)
+        self._text_bytes += text_bytes
+        self._largest = max(self._largest, high)
+
+    def end_document(self) -> None:
+        """Note that a document ends here, and complete the shard when it is full."""
+        self._ends.append(self._tokens)
+        self._documents += 1
+        if self._tokens >= self.shard_tokens:
+            self._complete()
+            self._ends_file.unlink(missing_ok=True)  # of a process that was killed
+            self._file = self._partial.open("wb")
+            self._file.write(bytes(HEADER_BYTES))
+
+    def state(self) -> dict[str, Any]:
+        """Write everything to the disk, and return what tells how much that is."""
+        with self._ends_file.open("ab") as file:
+            file.write(_little_endian(self._ends))
+            _to_disk(file)
+        self._ends = array("Q")
+        _to_disk(self._file)
+        return {
+            "shards": list(self.shards),
+            "tokens": self._tokens,
+            "documents": self._documents,
+            "text_bytes": self._text_bytes,
+            "largest": self._largest,
+        }
+
+    def finish(self) -> dict[str, Any]:
+        """Complete the last shard; return the counts of the part and of its shards."""
+        if self._documents:
+            self._complete()
+        else:
+            self.close()
+            self._partial.unlink()
+            self._ends_file.unlink(missing_ok=True)
+        keys = ("documents", "tokens", "text_bytes")
+        return {k: sum(s[k] for s in self.shards) for k in keys} | {"shards": self.shards}
+
+    def close(self) -> None:
+        """Close the file; what ``state`` counted stays."""
+        self._file.close()
+
+    def _complete(self) -> None:
+        padding = -self._tokens * self.dtype.itemsize % 8
+        ends = self._ends_file.read_bytes() if self._ends_file.exists() else b""
+        self._file.write(bytes(padding) + bytes(8) + ends + _little_endian(self._ends))
+        _to_disk(self._file)
+        self._file.close()
+        counts = {
+            "tokens": self._tokens,
+            "documents": self._documents,
+            "text_bytes": self._text_bytes,
+            "largest": self._largest,
+        }
+        header = ShardHeader(
+            itemsize=self.dtype.itemsize,
+            vocab_size=self.vocab_size,
+            tokenizer=self.tokenizer,
+            checksum=_checksum(self._partial),
+            **counts,
+        )
+        with self._partial.open("r+b") as file:
+            file.write(header.pack())
+            _to_disk(file)
+        self._partial.rename(self._name)
+        self._ends_file.unlink(missing_ok=True)
+        self.shards.append({"file": self._name.name, **counts, "sha256": header.checksum})
+        self._tokens = self._documents = self._text_bytes = self._largest = 0
+        self._ends = array("Q")
+
+
+def _cut(path: Path, size: int) -> None:
+    """Cut a file off at ``size``, or fill it with zeros up to there (the room for the header)."""
+    with path.open("r+b") as file:
+        file.truncate(size)
+
+
+def _to_disk(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _little_endian(numbers: array[int]) -> bytes:
+    return np.frombuffer(numbers, "=u8").astype("<u8").tobytes()
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(HEADER_BYTES)
+        return hashlib.file_digest(file, "sha256").hexdigest()

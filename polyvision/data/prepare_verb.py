@@ -1,0 +1,136 @@
+"""``polyvision prepare-text``: text files to token shards, from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+from tqdm import tqdm
+
+from polyvision.data.corpus import TOKENIZER, Corpus
+from polyvision.data.prepare import Settings, prepare
+from polyvision.data.sources import find_sources
+from polyvision.errors import PolyvisionError
+
+__all__ = ["add_arguments", "run"]
+
+# Below this many bytes a second process takes longer to start than it saves.
+_SMALL = 8 << 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``prepare-text``."""
+    parser.add_argument(
+        "inputs",
+        nargs="+",
+        metavar="INPUT",
+        help="text (.txt ...), JSON lines (.jsonl, .ndjson, .json) or .parquet, also .gz .xz .zst; "
+        "folders and quoted patterns such as 'data/**/*.jsonl.gz'",
+    )
+    parser.add_argument("--out", required=True, help="folder of the shards")
+    parser.add_argument(
+        "--tokenizer",
+        required=True,
+        help="bytes, bpe:<vocabulary> (learned from the training part), a tokenizer.json, or a "
+        "folder with one or with GPT-2's files",
+    )
+    parser.add_argument(
+        "--val-fraction",
+        type=float,
+        default=Settings.val_fraction,
+        help="share of the documents that validates, 0 for none (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="chooses them (default: %(default)s)")
+    parser.add_argument(
+        "--separator",
+        help=r"splits plain text files into documents, such as '\n\n' or '<|endoftext|>' "
+        "(default: a file is a document)",
+    )
+    parser.add_argument(
+        "--text-key",
+        default=Settings.text_key,
+        help="key or column of the text in JSON lines and parquet (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--shard-tokens",
+        type=int,
+        default=Settings.shard_tokens,
+        help="a shard ends with the document that reaches this many (default: %(default)s)",
+    )
+    parser.add_argument("--workers", type=int, help="processes (default: one per core)")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="delete the corpus that is in --out first"
+    )
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """Prepare the corpus; return what it holds."""
+    sources = find_sources(arguments.inputs)
+    size = sum(source.size for source in sources)
+    settings = Settings(
+        arguments.tokenizer,
+        arguments.val_fraction,
+        arguments.seed,
+        arguments.shard_tokens,
+        arguments.text_key,
+        _unescape(arguments.separator),
+    )
+    start = time.perf_counter()
+    with tqdm(total=size, unit="B", unit_scale=True, disable=not sys.stderr.isatty()) as bar:
+        corpus = prepare(
+            sources,
+            Path(arguments.out).expanduser(),
+            settings,
+            workers=_workers(size) if arguments.workers is None else arguments.workers,
+            overwrite=arguments.overwrite,
+            on_progress=lambda done: bar.update(done - bar.n) and None,
+        )
+    seconds = time.perf_counter() - start
+    rate = f"{len(sources):,} files, {size / 1e6:,.1f} MB, in {seconds:.1f} s"
+    command = f"python train_lm.py data=shards data.path={corpus.folder}"
+    return f"{describe(corpus)}\n  read       {rate}\n  train      {command}"
+
+
+def describe(corpus: Corpus) -> str:
+    """Return a table of a corpus."""
+    vocab = corpus.tokenizer.vocab_size
+    lines = [
+        f"Corpus {corpus.folder}",
+        f"  tokenizer  {vocab:,} tokens, {corpus.folder / TOKENIZER}",
+    ]
+    for name, part in corpus.parts.items():
+        each = part.text_bytes / part.tokens
+        lines.append(
+            f"  {name:<9}  {part.documents:,} documents, {part.tokens:,} tokens, "
+            f"{part.text_bytes:,} bytes ({each:.2f} a token), {len(part.shards):,} shards"
+        )
+    return "\n".join(lines)
+
+
+def _workers(size: int) -> int:
+    if size < _SMALL:
+        return 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _unescape(text: str | None) -> str | None:
+    r"""Read ``\n``, ``\r``, ``\t`` and ``\\`` as a shell cannot write them easily.
+
+    Raises:
+        PolyvisionError: another escape.
+    """
+    if text is None:
+        return None
+    parts = text.split("\\\\")
+    for number, part in enumerate(parts):
+        for escape, character in (("\\n", "\n"), ("\\r", "\r"), ("\\t", "\t")):
+            part = part.replace(escape, character)
+        if "\\" in part:
+            raise PolyvisionError(f"--separator {text!r}: only \\n, \\r, \\t and \\\\ are escapes")
+        parts[number] = part
+    return "\\".join(parts)

@@ -1,0 +1,289 @@
+"""Files of text as a stream of documents: plain, JSON lines, parquet, compressed, of any size.
+
+A document is a whole plain text file (or a part of it between two separators), the text of one JSON
+line, or one row of a parquet column. Nothing is ever held whole but one piece of about a million
+characters, one JSON line, or one batch of rows.
+"""
+
+from __future__ import annotations
+
+import codecs
+import dataclasses
+import glob
+import gzip
+import importlib
+import json
+import lzma
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from polyvision.data.tokenizers import next_cut
+from polyvision.errors import PolyvisionError, did_you_mean
+
+__all__ = ["Piece", "Source", "find_sources", "read_pieces"]
+
+_LINES = (".jsonl", ".ndjson", ".json")
+_TEXT = (".txt", ".text", ".md")
+_PACKED = (".gz", ".xz", ".zst")
+# In folders .json is left alone: such files are seldom JSON lines.
+_IN_FOLDERS = (*_TEXT, ".jsonl", ".ndjson", ".parquet")
+
+_CHUNK = 1 << 20
+# Characters of a piece: cut at the first border between words from the one on, at the latest at the
+# other; a longer run without such a border loses at most one token boundary there.
+_PIECE, _LONGEST = 1 << 18, 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A file to read: where it is, its name inside the input that it belongs to, and its size."""
+
+    path: Path
+    name: str
+    size: int
+
+    @property
+    def kind(self) -> str:
+        """The suffix without compression."""
+        suffixes = [s.lower() for s in self.path.suffixes]
+        while suffixes and suffixes[-1] in _PACKED:
+            suffixes.pop()
+        return suffixes[-1] if suffixes else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A document or a part of one, in order.
+
+    Attributes:
+        text: at most about a million characters.
+        begins: a document begins here.
+        ends: it ends here.
+        position: bytes of the file read so far, before decompression.
+    """
+
+    text: str
+    begins: bool
+    ends: bool
+    position: int
+
+
+def find_sources(inputs: Sequence[str]) -> list[Source]:
+    """Resolve files, folders and glob patterns, each in sorted order, no file twice.
+
+    Folders give every ``.txt``, ``.text``, ``.md``, ``.jsonl``, ``.ndjson`` and ``.parquet`` below
+    them, compressed or not, except hidden ones. A file that is named may have any suffix.
+
+    Raises:
+        PolyvisionError: an input names nothing.
+    """
+    found: dict[Path, Source] = {}
+    for text in inputs:
+        path = Path(text).expanduser()
+        if path.is_dir():
+            files = [(f, f.relative_to(path).as_posix()) for f in sorted(path.rglob("*"))]
+            files = [(f, name) for f, name in files if f.is_file() and _wanted(name)]
+            if not files:
+                wanted = ", ".join(_IN_FOLDERS)
+                raise PolyvisionError(f"input {text!r}: no {wanted} in this folder")
+        elif path.is_file():
+            files = [(path, path.name)]
+        elif glob.has_magic(text):
+            matches = sorted(glob.glob(str(path), recursive=True))
+            files = [(Path(m), Path(m).name) for m in matches if Path(m).is_file()]
+            if not files:
+                raise PolyvisionError(f"input {text!r}: no file matches this pattern")
+        else:
+            near = [str(p) for p in path.parent.glob("*")]
+            hint = did_you_mean(str(path), near)
+            raise PolyvisionError(f"input {text!r}: no such file or folder.{hint}")
+        for file, name in files:
+            found.setdefault(file.resolve(), Source(file, name, file.stat().st_size))
+    return list(found.values())
+
+
+def _wanted(name: str) -> bool:
+    if any(part.startswith(".") for part in name.split("/")):
+        return False
+    return Source(Path(name), name, 0).kind in _IN_FOLDERS
+
+
+def read_pieces(source: Source, *, text_key: str, separator: str | None) -> Iterator[Piece]:
+    """Read the documents of a file; those of white space alone are left out.
+
+    Args:
+        source: the file.
+        text_key: key of the text in JSON lines, column of it in parquet.
+        separator: what separates the documents of plain text; None for one document a file.
+
+    Raises:
+        PolyvisionError: the file cannot be read, decompressed or parsed; the text names the byte,
+            line or column.
+    """
+    if source.kind == ".parquet":
+        return _parquet(source, text_key)
+    if source.kind in _LINES:
+        return _json_lines(source, text_key)
+    return _plain(source, separator)
+
+
+def _plain(source: Source, separator: str | None) -> Iterator[Piece]:
+    text, begins, position = "", True, 0
+    for chunk, position in _chunks(source):
+        text += chunk
+        if separator:
+            *documents, text = text.split(separator)
+            for document in documents:
+                yield from _cut(document, begins, position)
+                begins = True
+        # A separator that has begun stays in the rest.
+        while len(text) > _LONGEST + len(separator or ""):
+            end = _end(text)
+            yield Piece(text[:end], begins, False, position)
+            text, begins = text[end:], False
+    yield from _cut(text, begins, position)
+
+
+def _cut(text: str, begins: bool, position: int) -> Iterator[Piece]:
+    """Yield the rest of a document."""
+    if begins and (not text or text.isspace()):
+        return
+    while len(text) > _LONGEST:
+        end = _end(text)
+        yield Piece(text[:end], begins, False, position)
+        text, begins = text[end:], False
+    yield Piece(text, begins, True, position)
+
+
+def _end(text: str) -> int:
+    return min(next_cut(text, _PIECE) or _LONGEST, _LONGEST)
+
+
+def _json_lines(source: Source, key: str) -> Iterator[Piece]:
+    rest: list[str] = []  # of a line that goes on in the next chunk
+    number, position = 1, 0
+    for chunk, position in _chunks(source):
+        *lines, tail = chunk.split("\n")
+        if lines:
+            lines[0] = "".join(rest) + lines[0]
+            rest = []
+        rest.append(tail)
+        for line in lines:
+            yield from _cut(_json_text(source, number, line, key), True, position)
+            number += 1
+    yield from _cut(_json_text(source, number, "".join(rest), key), True, position)
+
+
+def _json_text(source: Source, number: int, line: str, key: str) -> str:
+    if not line or line.isspace():
+        return ""
+    place = f"{source.path}:{number}"
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise PolyvisionError(f"{place}: not JSON ({error}); each line must be an object") from None
+    if not isinstance(value, dict):
+        raise PolyvisionError(
+            f"{place}: a JSON {type(value).__name__}; each line must be an object"
+        )
+    if key not in value:
+        hint = did_you_mean(key, value)
+        raise PolyvisionError(
+            f"{place}: no key {key!r}.{hint} Keys: {', '.join(value) or 'none'}; see --text-key"
+        )
+    text = value[key]
+    if not isinstance(text, str):
+        raise PolyvisionError(f"{place}: {key!r} is {type(text).__name__}, not text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # half of an escaped pair, such as "\ud800"
+        raise PolyvisionError(f"{place}: {key!r} is not Unicode text ({error.reason})") from None
+    return text
+
+
+def _parquet(source: Source, column: str) -> Iterator[Piece]:
+    pyarrow, parquet = _optional("pyarrow"), _optional("pyarrow.parquet")
+    try:
+        file = parquet.ParquetFile(source.path)
+        names = file.schema_arrow.names
+        if column not in names:
+            raise PolyvisionError(
+                f"{source.path}: no column {column!r}.{did_you_mean(column, names)} "
+                f"Columns: {', '.join(names)}; see --text-key"
+            )
+        kind = file.schema_arrow.field(column).type
+        if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+            raise PolyvisionError(f"{source.path}: column {column!r} is {kind}, not text")
+        rows, done = max(1, file.metadata.num_rows), 0
+        for batch in file.iter_batches(batch_size=256, columns=[column]):
+            done += len(batch)
+            for text in batch.column(0).to_pylist():
+                yield from _cut(text or "", True, source.size * done // rows)
+    except (OSError, ValueError) as error:  # pyarrow's own errors derive from these
+        if isinstance(error, PolyvisionError):
+            raise
+        raise PolyvisionError(f"{source.path} is not a readable parquet file: {error}") from None
+
+
+def _chunks(source: Source) -> Iterator[tuple[str, int]]:
+    """Yield the file's text bit by bit, decompressed, without a byte order mark; and the place."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    offset = 0
+    first = True
+    for content, position in _bytes(source):
+        pending = len(decoder.getstate()[0])
+        try:
+            text = decoder.decode(content, final=not content)
+        except UnicodeDecodeError as error:
+            at = offset - pending + error.start
+            inside = " of the decompressed text" if source.path.suffix.lower() in _PACKED else ""
+            raise PolyvisionError(
+                f"{source.path} is not UTF-8: byte {error.object[error.start]:#04x} at offset "
+                f"{at}{inside}; convert it first, for example with iconv -t UTF-8"
+            ) from None
+        offset += len(content)
+        if first and text:
+            text, first = text.removeprefix("\ufeff"), False
+        yield text, position
+
+
+def _bytes(source: Source) -> Iterator[tuple[bytes, int]]:
+    """Yield the decompressed content, an empty one last, and how far the file itself was read."""
+    try:
+        with source.path.open("rb") as raw, _decompressed(raw, source.path) as file:
+            while content := file.read(_CHUNK):
+                yield content, raw.tell()
+            yield b"", source.size
+    except (OSError, EOFError, lzma.LZMAError, zlib.error, *_zstd_errors(source)) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise PolyvisionError(f"{source.path} cannot be read: {reason}") from None
+
+
+def _decompressed(raw: IO[bytes], path: Path) -> IO[bytes]:
+    suffix = path.suffix.lower()
+    if suffix == ".gz":
+        return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
+    if suffix == ".xz":
+        return lzma.LZMAFile(raw)  # type: ignore[return-value]
+    if suffix == ".zst":
+        reader = _optional("zstandard").ZstdDecompressor()
+        return reader.stream_reader(raw, read_across_frames=True)  # type: ignore[no-any-return]
+    return raw
+
+
+def _zstd_errors(source: Source) -> tuple[type[Exception], ...]:
+    suffix = source.path.suffix.lower()
+    return (_optional("zstandard").ZstdError,) if suffix == ".zst" else ()
+
+
+def _optional(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        package = name.partition(".")[0]
+        raise PolyvisionError(
+            f"this file needs the package {package}: pip install {package}, "
+            "or pip install 'polyvision[data]'"
+        ) from None
