@@ -54,7 +54,8 @@ class _Up(torch.autograd.Function):
         ctx.save_for_backward(x, weight, token, inverse, ends)
         ctx.dtype = dtype
         rows = _rows_of(x.to(dtype), token)
-        return grouped_matmul(rows, weight.to(dtype).mT, ends)
+        h: Tensor = grouped_matmul(rows, weight.to(dtype).mT, ends)
+        return h
 
     @staticmethod
     @once_differentiable
@@ -83,10 +84,12 @@ def expert_up(x: Tensor, weight: Tensor, assignment: Assignment) -> Tensor:
     """
     token, _, _, inverse, ends = assignment
     dtype = _compute_dtype(x)
+    h: Tensor
     if watched():
         rows = repeated(_rows_of, x.to(dtype), token)
-        return grouped_matmul(rows, weight.to(dtype).mT, ends)
-    h: Tensor = _Up.apply(x, weight, token, inverse, ends, dtype)
+        h = grouped_matmul(rows, weight.to(dtype).mT, ends)
+    else:
+        h = _Up.apply(x, weight, token, inverse, ends, dtype)
     return h
 
 
