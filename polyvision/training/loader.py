@@ -2,22 +2,26 @@
 
 Lightning saves and restores ``state_dict`` with every checkpoint, also in the middle of an epoch.
 Each sample is drawn with its own seed: augmentation does not depend on the number of workers.
+Worker processes live as long as the run, and begin the next epoch while this one is validated.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import os
 import time
 from collections.abc import Callable, Iterator, Sized
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate, get_worker_info
 
 from polyvision.errors import PolyvisionError
 from polyvision.training.seeding import derive_seed, seed_all
 
-__all__ = ["MapDataset", "TrainLoader", "val_loader"]
+__all__ = ["MapDataset", "TrainLoader", "ValLoader", "val_loader", "worker_count"]
 
 Collate = Callable[[list[Any]], Any]
 
@@ -40,6 +44,95 @@ class _SeededSamples(Dataset[Any]):
         epoch, index = key
         seed_all(self.seed, "sample", epoch, index)
         return self.samples[index]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mistake:
+    """The text of an error on its way out of a worker, where torch would wrap it in a traceback."""
+
+    text: str
+
+
+def _carry(error: PolyvisionError) -> _Mistake:
+    if get_worker_info() is None:
+        raise error
+    return _Mistake(str(error))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Samples(Dataset[Any]):
+    samples: MapDataset | Dataset[Any]
+
+    def __getitem__(self, key: Any) -> Any:
+        try:
+            return self.samples[key]
+        except PolyvisionError as error:
+            return _carry(error)
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self.samples))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Collate:
+    join: Collate
+
+    def __call__(self, batch: list[Any]) -> Any:
+        mistake = next((sample for sample in batch if isinstance(sample, _Mistake)), None)
+        if mistake is not None:
+            return mistake
+        try:
+            return self.join(batch)
+        except PolyvisionError as error:
+            return _carry(error)
+
+
+def _data_loader(
+    samples: MapDataset | Dataset[Any], workers: int, collate: Collate | None, **how: Any
+) -> DataLoader[Any]:
+    return DataLoader(
+        _Samples(samples),
+        num_workers=workers,
+        collate_fn=_Collate(collate or default_collate),
+        pin_memory=torch.cuda.is_available(),
+        generator=torch.Generator(),  # or each iteration would draw from the global one
+        **how,
+    )
+
+
+def _whole(batch: Any) -> Any:
+    if isinstance(batch, _Mistake):
+        raise PolyvisionError(batch.text)
+    return batch
+
+
+@dataclasses.dataclass(frozen=True)
+class _Order:
+    """Which samples make each batch of this rank, as (epoch, index)."""
+
+    samples: int
+    batch_size: int
+    world_size: int
+    seed: int
+
+    def __len__(self) -> int:
+        """Batches of this rank in an epoch."""
+        return self.samples // (self.batch_size * self.world_size)
+
+    def epoch(self, epoch: int) -> Iterator[list[tuple[int, int]]]:
+        """Yield the batches of one epoch."""
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "order", epoch))
+        order = torch.randperm(self.samples, generator=generator)
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        size = self.batch_size * self.world_size
+        for start in range(rank * self.batch_size, len(self) * size, size):
+            yield [(epoch, i) for i in order[start : start + self.batch_size].tolist()]
+
+    def after(self, epoch: int, position: int) -> Iterator[list[tuple[int, int]]]:
+        """Yield the batches from this place on, without an end."""
+        yield from itertools.islice(self.epoch(epoch), position, None)
+        for later in itertools.count(epoch + 1):
+            yield from self.epoch(later)
 
 
 class TrainLoader:
@@ -77,9 +170,12 @@ class TrainLoader:
         self.collate = collate
         self.world_size = world_size
         self.waited = 0.0
+        self._order = _Order(len(samples), batch_size, world_size, seed)
         self._epoch = -1
         self._position = 0
         self._resumed = False
+        self._stream: Iterator[Any] | None = None
+        self._next = (0, 0)  # epoch and position of what the stream yields next
         if len(self) == 0:
             raise PolyvisionError(
                 f"{len(samples)} training samples do not fill one batch of "
@@ -88,7 +184,7 @@ class TrainLoader:
 
     def __len__(self) -> int:
         """Batches of this rank in an epoch."""
-        return len(self.samples) // (self.batch_size * self.world_size)
+        return len(self._order)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the rest of a resumed epoch, else the whole next one."""
@@ -98,38 +194,38 @@ class TrainLoader:
         else:
             self._epoch += 1
             self._position = 0
-        batches = self._batches()[self._position :]
-        loader = DataLoader(
-            _SeededSamples(self.samples, self.seed),
-            batch_sampler=batches,
-            num_workers=self.workers,
-            collate_fn=self.collate,
-            pin_memory=torch.cuda.is_available(),
-        )
-        for batch in self._waiting(loader):
+        self._seek(self._epoch, self._position)
+        while self._position < len(self):
+            batch = self._advance()
             self._position += 1
+            self._next = self._place(self._epoch, self._position)
             yield batch
 
-    def _waiting(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """Yield the batches of ``loader``, and count the seconds that each lets the run wait."""
-        batches = iter(loader)
-        while True:
-            start = time.perf_counter()
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            finally:
-                self.waited += time.perf_counter() - start
-            yield batch
+    def close(self) -> None:
+        """End the worker processes."""
+        self._stream = None
 
-    def _batches(self) -> list[list[tuple[int, int]]]:
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, "order", self._epoch))
-        order = torch.randperm(len(self.samples), generator=generator).tolist()
-        rank = dist.get_rank() if dist.is_initialized() else 0
-        size = self.batch_size * self.world_size
-        starts = range(rank * self.batch_size, len(self) * size, size)
-        return [[(self._epoch, i) for i in order[s : s + self.batch_size]] for s in starts]
+    def _place(self, epoch: int, position: int) -> tuple[int, int]:
+        return (epoch + 1, 0) if position == len(self) else (epoch, position)
+
+    def _seek(self, epoch: int, position: int) -> None:
+        """Let the stream go on from this place, epoch after epoch without an end."""
+        place = self._place(epoch, position)
+        if self._stream is None or self._next != place:
+            self._next = place
+            samples = _SeededSamples(self.samples, self.seed)
+            order = self._order.after(*place)
+            self._stream = iter(
+                _data_loader(samples, self.workers, self.collate, batch_sampler=order)
+            )
+
+    def _advance(self) -> Any:
+        # No other name refers to the stream: workers end as soon as it is dropped.
+        assert self._stream is not None, "closed"
+        start = time.perf_counter()
+        batch = next(self._stream)
+        self.waited += time.perf_counter() - start
+        return _whole(batch)
 
     def _layout(self) -> dict[str, int]:
         return {
@@ -159,6 +255,25 @@ class TrainLoader:
         self._resumed = self._position < len(self)
 
 
+class ValLoader:
+    """Batches of validation, in order, from processes that live until ``close``."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader: DataLoader[Any] | None = loader
+        self._length = len(loader)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        assert self._loader is not None, "closed"
+        yield from map(_whole, self._loader)
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self._loader = None
+
+
 def val_loader(
     samples: MapDataset,
     batch_size: int,
@@ -167,13 +282,21 @@ def val_loader(
     collate: Collate | None = None,
     rank: int = 0,
     world_size: int = 1,
-) -> DataLoader[Any]:
+) -> ValLoader:
     """Return this rank's share of the samples, in order, each exactly once."""
     shard: Subset[Any] = Subset(cast(Dataset[Any], samples), range(rank, len(samples), world_size))
-    return DataLoader(
-        shard,
-        batch_size=batch_size,
-        num_workers=workers,
-        collate_fn=collate,
-        pin_memory=torch.cuda.is_available(),
+    keep = workers > 0
+    return ValLoader(
+        _data_loader(shard, workers, collate, batch_size=batch_size, persistent_workers=keep)
     )
+
+
+def worker_count(setting: int | Literal["auto"], devices: int) -> int:
+    """Return the loader processes of each device: for ``auto`` its share of the cores but one.
+
+    More than eight serve a device only where decoding is slow: then give the number.
+    """
+    if setting != "auto":
+        return setting
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(0, min((cores or 1) // devices - 1, 8))

@@ -87,10 +87,10 @@ class LanguageModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """What every data set has: its kind and how it is loaded."""
+    """What every data set has: its kind and how many processes load it."""
 
     name: str
-    workers: Annotated[int, Bounds(ge=0)]
+    workers: Annotated[int, Bounds(ge=0)] | Literal["auto"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from polyvision.training.checkpoint import AtomicCheckpointIO
 from polyvision.training.checkpoints import Checkpoints
 from polyvision.training.cost import Cost, estimate_cost
 from polyvision.training.hardware import Hardware, resolve_hardware
-from polyvision.training.loader import TrainLoader, val_loader
+from polyvision.training.loader import TrainLoader, ValLoader, val_loader, worker_count
 from polyvision.training.loggers import JsonLinesLogger, truncate_metrics
 from polyvision.training.monitor import ActivationMonitor
 from polyvision.training.optimization import build_optimizer
@@ -124,13 +124,18 @@ def _fit(
         "total_steps": steps.total,
         "activation_bytes": cost.saved_bytes,
     }
+    val = _val_loader(config, task, steps, trainer)
     started = time.monotonic()
     try:
-        with _recorded(run, board, trainer, task, facts, rows, first_step):
+        with (
+            closing(loader),
+            closing(val),
+            _recorded(run, board, trainer, task, facts, rows, first_step),
+        ):
             trainer.fit(
                 module,
                 train_dataloaders=loader,
-                val_dataloaders=_val_loader(config, task, steps, trainer),
+                val_dataloaders=val,
                 ckpt_path=run.checkpoint,
             )
     except SystemExit as stop:  # so does Lightning end after Ctrl-C and SIGTERM
@@ -235,11 +240,11 @@ def _trainer(
     )
 
 
-def _val_loader(config: Config, task: Task, steps: Steps, trainer: Trainer) -> Any:
+def _val_loader(config: Config, task: Task, steps: Steps, trainer: Trainer) -> ValLoader:
     return val_loader(
         task.val,
         steps.batch_per_device,
-        workers=config.data.workers,
+        workers=worker_count(config.data.workers, trainer.world_size),
         collate=task.collate,
         rank=trainer.global_rank,
         world_size=trainer.world_size,
@@ -281,5 +286,5 @@ def _summary(
         "samples_per_s": round(speed["samples_per_s"], 2) if speed else None,
         "speed": speed,
         "torch_threads": torch.get_num_threads(),
-        "unreadable": [str(path) for path in task.unreadable()],
+        "unreadable": task.unreadable(),
     }

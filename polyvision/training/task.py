@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 
 from lightning.pytorch import Callback
 from torch import Tensor, nn
@@ -49,4 +48,4 @@ class Task:
     tokens_per_sample: int | None = None
     callbacks: list[Callback] = dataclasses.field(default_factory=list)
     files: dict[str, str] = dataclasses.field(default_factory=dict)
-    unreadable: Callable[[], list[Path]] = list
+    unreadable: Callable[[], list[str]] = list
