@@ -102,6 +102,21 @@ def test_preparation_comes_from_the_weights_unless_given(runs, tmp_path):
         measure("vision", f"validate={export}")
 
 
+def test_averaged_weights_are_measured_beside_the_raw_ones(runs, tmp_path, capsys):
+    folder = shutil.copytree(runs[0]["vision"], tmp_path / "averaged" / "run")
+    last = folder / "checkpoints" / "last.ckpt"
+    state = torch.load(last, weights_only=True)
+    state["ema"] = {name: 0.5 * value for name, value in state["state_dict"].items()}
+    torch.save(state, last)
+    raw, averaged = measure("vision", f"validate={last}")
+    assert (raw["kind"], averaged["kind"]) == ("last", "ema")
+    assert raw["metrics"]["val/loss"] != averaged["metrics"]["val/loss"]
+    assert "  ema " in capsys.readouterr().out
+    assert len((folder / "validation.jsonl").read_text().splitlines()) == 2
+    tensors = open_saved(folder, weights="ema").tensors
+    assert torch.equal(tensors["fc.weight"], 0.5 * open_saved(last).tensors["fc.weight"])
+
+
 def test_other_classes_are_one_error(runs, tmp_path):
     place = f"validate={runs[0]['vision']}"
     with pytest.raises(PolyvisionError, match="trained on 4 classes, the data has 10; only the we"):
