@@ -19,6 +19,7 @@ from polyvision.training.compose import (
     check_keys,
     combinations,
     compose,
+    open_keys,
     typed_config,
 )
 
@@ -41,7 +42,8 @@ def main(task: Task) -> None:
 
 
 def _main(task: Task) -> None:
-    options, overrides = _split(sys.argv[1:])
+    options, given = _split(sys.argv[1:])
+    overrides = open_keys(given)
     debug = "--debug" in options
     if debug:
         options.remove("--debug")

@@ -1,13 +1,14 @@
 """A training loader whose batches depend on (seed, epoch, position) alone, so that resume is exact.
 
 Lightning saves and restores ``state_dict`` with every checkpoint, also in the middle of an epoch.
-Each sample is drawn with its own seed: augmentation does not depend on the number of workers.
+Each sample is drawn with its own seed: augmentation does not depend on the number of workers. The
+place is kept as a number of samples of all ranks, so that their number may change on resume.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sized
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Iterator, Sequence, Sized
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from polyvision.errors import PolyvisionError
 from polyvision.training.seeding import derive_seed, seed_all
 
-__all__ = ["MapDataset", "TrainLoader", "val_loader"]
+__all__ = ["MapDataset", "OrderedSamples", "TrainLoader", "val_loader"]
 
 Collate = Callable[[list[Any]], Any]
 
@@ -26,6 +27,20 @@ class MapDataset(Sized, Protocol):
 
     def __getitem__(self, index: int) -> Any:
         """Return one sample."""
+
+
+@runtime_checkable
+class OrderedSamples(Sized, Protocol):
+    """Samples without randomness of their own, in an order that each epoch shuffles itself.
+
+    What is too large for a permutation in memory is read in this way.
+    """
+
+    def sample(self, epoch: int, index: int) -> Any:
+        """Return one sample of an epoch."""
+
+    def fingerprint(self) -> str:
+        """Return what tells the samples and their order from others."""
 
 
 class _SeededSamples(Dataset[Any]):
@@ -41,11 +56,21 @@ class _SeededSamples(Dataset[Any]):
         return self.samples[index]
 
 
+class _OrderedItems(Dataset[Any]):
+    """Items by (epoch, index) of samples that have their own order."""
+
+    def __init__(self, samples: OrderedSamples) -> None:
+        self.samples = samples
+
+    def __getitem__(self, key: tuple[int, int]) -> Any:
+        return self.samples.sample(*key)
+
+
 class TrainLoader:
     """Shuffled batches of a map-style data set, sharded over ranks, resumable at any batch.
 
     Args:
-        samples: the data set.
+        samples: the data set, which is shuffled here, or one with an order of its own.
         batch_size: samples per batch and rank; an incomplete last batch is left out.
         seed: seed of the order and of each sample's randomness.
         workers: loader processes.
@@ -58,7 +83,7 @@ class TrainLoader:
 
     def __init__(
         self,
-        samples: MapDataset,
+        samples: MapDataset | OrderedSamples,
         batch_size: int,
         *,
         seed: int,
@@ -93,10 +118,9 @@ class TrainLoader:
         else:
             self._epoch += 1
             self._position = 0
-        batches = self._batches()[self._position :]
         loader = DataLoader(
-            _SeededSamples(self.samples, self.seed),
-            batch_sampler=batches,
+            self._items(),
+            batch_sampler=self._batches(),
             num_workers=self.workers,
             collate_fn=self.collate,
             pin_memory=torch.cuda.is_available(),
@@ -105,38 +129,55 @@ class TrainLoader:
             self._position += 1
             yield batch
 
-    def _batches(self) -> list[list[tuple[int, int]]]:
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, "order", self._epoch))
-        order = torch.randperm(len(self.samples), generator=generator).tolist()
+    def _items(self) -> Dataset[Any]:
+        if isinstance(self.samples, OrderedSamples):
+            return _OrderedItems(self.samples)
+        return _SeededSamples(self.samples, self.seed)
+
+    def _batches(self) -> Iterator[list[tuple[int, int]]]:
         rank = dist.get_rank() if dist.is_initialized() else 0
         size = self.batch_size * self.world_size
-        starts = range(rank * self.batch_size, len(self) * size, size)
-        return [[(self._epoch, i) for i in order[s : s + self.batch_size]] for s in starts]
+        order = self._order()
+        first = self._position * size + rank * self.batch_size
+        for start in range(first, len(self) * size, size):
+            yield [(self._epoch, i) for i in order[start : start + self.batch_size]]
 
-    def _layout(self) -> dict[str, int]:
-        return {
+    def _order(self) -> Sequence[int]:
+        if isinstance(self.samples, OrderedSamples):
+            return range(len(self.samples))
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "order", self._epoch))
+        return cast(list[int], torch.randperm(len(self.samples), generator=generator).tolist())
+
+    def _layout(self) -> dict[str, int | str]:
+        layout: dict[str, int | str] = {
             "samples": len(self.samples),
-            "batch_size": self.batch_size,
-            "world_size": self.world_size,
+            "batch": self.batch_size * self.world_size,
             "seed": self.seed,
         }
+        if isinstance(self.samples, OrderedSamples):
+            layout["data"] = self.samples.fingerprint()
+        return layout
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the data as plain numbers."""
-        return {"epoch": self._epoch, "position": self._position, "layout": self._layout()}
+        """Return the place in the data as plain values."""
+        done = self._position * self.batch_size * self.world_size
+        return {"epoch": self._epoch, "done": done, "layout": self._layout()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to the place that ``state`` names.
 
         Raises:
-            ValueError: the state is of other data, another batch size, seed or number of ranks.
+            ValueError: the state is of other data, another seed or another batch of all ranks.
         """
-        other = {k: v for k, v in state["layout"].items() if v != self._layout()[k]}
+        then, now = state["layout"], self._layout()
+        other = [k for k in {**then, **now} if then.get(k) != now.get(k)]
         if other:
-            now = ", ".join(f"{k} {v} -> {self._layout()[k]}" for k, v in other.items())
-            raise PolyvisionError(f"cannot resume: the data changed since the checkpoint ({now})")
+            changes = ", ".join(f"{k} {then.get(k)} -> {now.get(k)}" for k in other)
+            raise PolyvisionError(
+                f"cannot resume: the data changed since the checkpoint ({changes})"
+            )
         self._epoch = state["epoch"]
-        self._position = state["position"]
+        self._position = state["done"] // (self.batch_size * self.world_size)
         # A finished epoch has no rest: the next iteration starts a new one.
         self._resumed = self._position < len(self)
 

@@ -87,6 +87,7 @@ def _fit(
         seed=config.seed,
         total_steps=steps.total,
         epoch_steps=steps.epoch,
+        named_val=tuple(task.named_val),
     )
     if config.trainer.compile:
         task.model.compile()
@@ -232,14 +233,17 @@ def _trainer(
 
 
 def _val_loader(config: Config, task: Task, steps: Steps, trainer: Trainer) -> Any:
-    return val_loader(
-        task.val,
-        steps.batch_per_device,
-        workers=config.data.workers,
-        collate=task.collate,
-        rank=trainer.global_rank,
-        world_size=trainer.world_size,
-    )
+    return [
+        val_loader(
+            samples,
+            steps.batch_per_device,
+            workers=config.data.workers,
+            collate=task.collate,
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
+        )
+        for samples in (task.val, *task.named_val.values())
+    ]
 
 
 def _settings(config: Config, task: Task) -> dict[str, Any]:

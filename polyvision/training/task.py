@@ -9,7 +9,7 @@ from pathlib import Path
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
-from polyvision.training.loader import Collate, MapDataset
+from polyvision.training.loader import Collate, MapDataset, OrderedSamples
 from polyvision.training.module import TaskModule
 
 __all__ = ["Task"]
@@ -34,11 +34,12 @@ class Task:
         callbacks: further callbacks.
         files: text files for the run folder, by name.
         unreadable: names the training files skipped so far.
+        named_val: further validation sets; the metrics of one are ``val/<name>/...``.
     """
 
     model: nn.Module
     module: Callable[..., TaskModule]
-    train: MapDataset
+    train: MapDataset | OrderedSamples
     val: MapDataset
     plan: list[tuple[str, str]]
     monitor: str
@@ -50,3 +51,4 @@ class Task:
     callbacks: list[Callback] = dataclasses.field(default_factory=list)
     files: dict[str, str] = dataclasses.field(default_factory=dict)
     unreadable: Callable[[], list[Path]] = list
+    named_val: dict[str, MapDataset] = dataclasses.field(default_factory=dict)
