@@ -7,18 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sample_texts import document
 
 from polyvision.data.corpus import Corpus
 from polyvision.data.prepare import Settings, prepare
 from polyvision.data.sources import find_sources
-
-WORDS = ["whale", "ship", "sea", "captain", "harpoon", "wave", "island", "storm"]
-
-
-def document(number: int) -> str:
-    """Return a document of its own length and words."""
-    words = (WORDS[(number * k + k * k) % len(WORDS)] for k in range(5 + number * 7 % 40))
-    return f"Document {number}: " + " ".join(words) + " \u2014 the end.\n"
 
 
 @pytest.fixture
