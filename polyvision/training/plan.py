@@ -8,11 +8,12 @@ import math
 from polyvision.errors import PolyvisionError, unknown
 from polyvision.training.cost import Cost
 from polyvision.training.hardware import Hardware
-from polyvision.training.loader import TrainLoader, worker_count
+from polyvision.training.loader import TrainLoader
 from polyvision.training.report import count, size
 from polyvision.training.run import Run
 from polyvision.training.schema import Config, ExperimentConfig
 from polyvision.training.task import Task
+from polyvision.training.workers import worker_count
 
 __all__ = ["Steps", "count_steps", "plan_rows", "train_batches"]
 

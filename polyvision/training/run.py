@@ -39,6 +39,7 @@ _FREE_KEYS = frozenset(
         "data.workers",
         "data.root",
         "data.path",
+        "trainer.devices",
         "trainer.log_every_n_steps",
         "trainer.checkpoint_every_n_steps",
         "trainer.histograms",

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from polyvision.training.checkpoint import AtomicCheckpointIO
 from polyvision.training.checkpoints import Checkpoints
 from polyvision.training.cost import Cost, estimate_cost
 from polyvision.training.hardware import Hardware, resolve_hardware
-from polyvision.training.loader import TrainLoader, ValLoader, val_loader, worker_count
+from polyvision.training.loader import TrainLoader, ValLoader, val_loader
 from polyvision.training.loggers import JsonLinesLogger, truncate_metrics
 from polyvision.training.monitor import ActivationMonitor
 from polyvision.training.optimization import build_optimizer
@@ -35,6 +35,7 @@ from polyvision.training.schema import Config
 from polyvision.training.state import track
 from polyvision.training.task import Task
 from polyvision.training.throughput import Throughput
+from polyvision.training.workers import worker_count
 
 __all__ = ["run_task"]
 
@@ -89,6 +90,7 @@ def _fit(
         seed=config.seed,
         total_steps=steps.total,
         epoch_steps=steps.epoch,
+        named_val=tuple(task.named_val),
     )
     if config.trainer.compile:
         task.model.compile()
@@ -124,14 +126,13 @@ def _fit(
         "total_steps": steps.total,
         "activation_bytes": cost.saved_bytes,
     }
-    val = _val_loader(config, task, steps, trainer)
+    val = _val_loaders(config, task, steps, trainer)
     started = time.monotonic()
     try:
-        with (
-            closing(loader),
-            closing(val),
-            _recorded(run, board, trainer, task, facts, rows, first_step),
-        ):
+        with ExitStack() as stack:
+            for loads in (loader, *val):
+                stack.enter_context(closing(loads))
+            stack.enter_context(_recorded(run, board, trainer, task, facts, rows, first_step))
             trainer.fit(
                 module,
                 train_dataloaders=loader,
@@ -240,15 +241,18 @@ def _trainer(
     )
 
 
-def _val_loader(config: Config, task: Task, steps: Steps, trainer: Trainer) -> ValLoader:
-    return val_loader(
-        task.val,
-        steps.batch_per_device,
-        workers=worker_count(config.data.workers, trainer.world_size),
-        collate=task.collate,
-        rank=trainer.global_rank,
-        world_size=trainer.world_size,
-    )
+def _val_loaders(config: Config, task: Task, steps: Steps, trainer: Trainer) -> list[ValLoader]:
+    return [
+        val_loader(
+            samples,
+            steps.batch_per_device,
+            workers=worker_count(config.data.workers, trainer.world_size),
+            collate=task.collate,
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
+        )
+        for samples in (task.val, *task.named_val.values())
+    ]
 
 
 def _settings(config: Config, task: Task) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
-from polyvision.training.loader import Collate, MapDataset
+from polyvision.training.loader import MapDataset, OrderedSamples
 from polyvision.training.module import TaskModule
+from polyvision.training.workers import Collate
 
 __all__ = ["Task"]
 
@@ -33,11 +34,12 @@ class Task:
         callbacks: further callbacks.
         files: text files for the run folder, by name.
         unreadable: names the training files skipped so far.
+        named_val: further validation sets; the metrics of one are ``val/<name>/...``.
     """
 
     model: nn.Module
     module: Callable[..., TaskModule]
-    train: MapDataset
+    train: MapDataset | OrderedSamples
     val: MapDataset
     plan: list[tuple[str, str]]
     monitor: str
@@ -49,3 +51,4 @@ class Task:
     callbacks: list[Callback] = dataclasses.field(default_factory=list)
     files: dict[str, str] = dataclasses.field(default_factory=dict)
     unreadable: Callable[[], list[str]] = list
+    named_val: dict[str, MapDataset] = dataclasses.field(default_factory=dict)

@@ -117,7 +117,11 @@ def _convert(value: Any, hint: Any, path: str, problems: list[str]) -> Any:
     if origin is list and isinstance(value, list):
         return [_convert(v, arguments[0], f"{path}[{i}]", problems) for i, v in enumerate(value)]
     if origin is dict and isinstance(value, Mapping):
-        return dict(value)
+        if arguments[1] is Any:
+            return dict(value)
+        return {
+            str(k): _convert(v, arguments[1], f"{path}.{k}", problems) for k, v in value.items()
+        }
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return load(hint, value, path, problems)  # type: ignore[arg-type]
     if hint is float and isinstance(value, int) and not isinstance(value, bool):

@@ -13,7 +13,8 @@ import torch
 
 from polyvision.errors import PolyvisionError
 from polyvision.training import loader as loader_module
-from polyvision.training.loader import TrainLoader, val_loader, worker_count
+from polyvision.training.loader import TrainLoader, val_loader
+from polyvision.training.workers import worker_count
 
 
 class Numbers:
@@ -74,7 +75,7 @@ def test_resume_goes_on_where_the_state_was_taken(taken, workers):
 
 def test_state_of_other_data_is_refused():
     state = TrainLoader(Numbers(12), 4, seed=0).state_dict()
-    with pytest.raises(ValueError, match=r"samples 12 -> 16, batch_size 4 -> 2"):
+    with pytest.raises(ValueError, match=r"samples 12 -> 16, batch 4 -> 2"):
         TrainLoader(Numbers(16), 2, seed=0).load_state_dict(state)
 
 
