@@ -11,7 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,10 @@ from polyvision.training.module import TaskModule
 from polyvision.training.monitor import ActivationMonitor
 from polyvision.training.optimization import build_optimizer
 from polyvision.training.report import count, format_summary, format_table, size
-from polyvision.training.run import Run, open_run, plan_run, write_json
+from polyvision.training.run import Run, hold_run, plan_run, write_json
 from polyvision.training.schema import Config
 from polyvision.training.state import track
+from polyvision.training.storage import write_whole
 
 __all__ = ["Task", "run_task"]
 
@@ -114,8 +115,8 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
         print(format_table("Plan", rows), flush=True)
     if config.dry_run:
         return None
-    run = open_run(config, plan)
-    return _fit(config, hardware, task, loader, steps, cost, run, first_step, rows)
+    with hold_run(config, plan) as run:
+        return _fit(config, hardware, task, loader, steps, cost, run, first_step, rows)
 
 
 def _train_loader(config: Config, hardware: Hardware, task: Task) -> TrainLoader:
@@ -231,12 +232,10 @@ def _fit(
     started = time.monotonic()
     try:
         with _recorded(run, board, trainer, task, facts, rows, first_step):
-            trainer.fit(
-                module,
-                train_dataloaders=loader,
-                val_dataloaders=_val_loader(config, task, steps, trainer),
-                ckpt_path=run.checkpoint,
-            )
+            val = _val_loader(config, task, steps, trainer)
+            trainer.fit(module, loader, val, ckpt_path=run.checkpoint)
+            if task.monitor not in trainer.callback_metrics:  # stopped after the last step
+                trainer.validate(module, val, verbose=False)
     except SystemExit as stop:  # so does Lightning end after Ctrl-C and SIGTERM
         code = 143 if isinstance(stop, SIGTERMException) else 130
         where = f"go on with resume={run.folder}" if run.last.exists() else "no checkpoint yet"
@@ -276,13 +275,14 @@ def _recorded(
     # The tab shows the first one unasked.
     metrics = dict.fromkeys([task.monitor, *task.shown, "train/loss", "perf/samples_per_s"])
     board.describe(facts["settings"], metrics, run_card(environment, rows), first_step)
-    success = False
     try:
         with track(run.folder, facts, first_step, lambda: trainer.global_step):
             yield
-        success = True
-    finally:
-        board.end(success)
+    except BaseException:
+        with suppress(OSError):  # a full disk must not hide what came first
+            board.end(success=False)
+        raise
+    board.end(success=True)
 
 
 def _first_step(plan: Run) -> int:
@@ -302,7 +302,7 @@ def _first_step(plan: Run) -> int:
 def _prepare_folder(run: Run, task: Task, first_step: int) -> None:
     """Write the task's files; drop what a resumed run will write again."""
     for name, text in task.files.items():
-        (run.folder / name).write_text(text)
+        write_whole(run.folder / name, text)
     metrics = run.folder / "metrics.jsonl"
     if run.checkpoint is not None:
         truncate_metrics(metrics, first_step)
