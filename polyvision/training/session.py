@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -30,9 +30,10 @@ from polyvision.training.optimization import build_optimizer
 from polyvision.training.plan import Steps, count_steps, plan_rows, train_batches
 from polyvision.training.quiet import quiet
 from polyvision.training.report import format_summary, format_table
-from polyvision.training.run import Run, open_run, plan_run, write_json
+from polyvision.training.run import Run, hold_run, plan_run, write_json
 from polyvision.training.schema import Config
 from polyvision.training.state import track
+from polyvision.training.storage import write_whole
 from polyvision.training.task import Task
 from polyvision.training.throughput import Throughput
 from polyvision.training.workers import worker_count
@@ -68,8 +69,8 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
         print(format_table("Plan", rows), flush=True)
     if config.dry_run:
         return None
-    run = open_run(config, plan)
-    return _fit(config, hardware, task, loader, steps, cost, run, first_step, rows)
+    with hold_run(config, plan) as run:
+        return _fit(config, hardware, task, loader, steps, cost, run, first_step, rows)
 
 
 def _fit(
@@ -133,12 +134,9 @@ def _fit(
             for loads in (loader, *val):
                 stack.enter_context(closing(loads))
             stack.enter_context(_recorded(run, board, trainer, task, facts, rows, first_step))
-            trainer.fit(
-                module,
-                train_dataloaders=loader,
-                val_dataloaders=val,
-                ckpt_path=run.checkpoint,
-            )
+            trainer.fit(module, loader, val, ckpt_path=run.checkpoint)
+            if task.monitor not in trainer.callback_metrics:  # stopped after the last step
+                trainer.validate(module, val, verbose=False)
     except SystemExit as stop:  # so does Lightning end after Ctrl-C and SIGTERM
         code = 143 if isinstance(stop, SIGTERMException) else 130
         where = f"go on with resume={run.folder}" if run.last.exists() else "no checkpoint yet"
@@ -180,13 +178,14 @@ def _recorded(
     # The tab shows the first one unasked.
     metrics = dict.fromkeys([task.monitor, *task.shown, "train/loss", "perf/samples_per_s"])
     board.describe(facts["settings"], metrics, run_card(environment, rows), first_step)
-    success = False
     try:
         with track(run.folder, facts, first_step, lambda: trainer.global_step):
             yield
-        success = True
-    finally:
-        board.end(success)
+    except BaseException:
+        with suppress(OSError):  # a full disk must not hide what came first
+            board.end(success=False)
+        raise
+    board.end(success=True)
 
 
 def _first_step(plan: Run) -> int:
@@ -206,7 +205,7 @@ def _first_step(plan: Run) -> int:
 def _prepare_folder(run: Run, task: Task, first_step: int) -> None:
     """Write the task's files; drop what a resumed run will write again."""
     for name, text in task.files.items():
-        (run.folder / name).write_text(text)
+        write_whole(run.folder / name, text)
     metrics = run.folder / "metrics.jsonl"
     if run.checkpoint is not None:
         truncate_metrics(metrics, first_step)
