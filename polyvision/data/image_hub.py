@@ -95,7 +95,9 @@ def load_hfds(
         raise PolyvisionError(f"data=hfds: {train} and {val} of {dataset} have other classes")
     sources = [HubImages(r, f"{dataset}[{s}]") for r, s in zip(readers, (train, val), strict=True)]
     classes = [names[0][label] for label in range(len(names[0]))]
-    return strict_data(request, *sources, classes, dataset, max_unreadable=max_unreadable)
+    return strict_data(
+        request, sources[0], sources[1], classes, dataset, max_unreadable=max_unreadable
+    )
 
 
 def _hub_reader(name: str, root: str | None, split: str, image_key: str, label_key: str) -> Any:
@@ -177,7 +179,9 @@ def load_tfds(
         TensorFlowImages(r, f"{dataset}[{s}]", image_key, label_key)
         for r, s in zip(records, (train, val), strict=True)
     ]
-    return strict_data(request, *sources, classes, dataset, max_unreadable=max_unreadable)
+    return strict_data(
+        request, sources[0], sources[1], classes, dataset, max_unreadable=max_unreadable
+    )
 
 
 def _need(name: str, *packages: str) -> None:
