@@ -34,6 +34,10 @@ _VERBS: dict[str, tuple[str, str]] = {
         "write a trained network as safetensors, ONNX or a program of torch.export",
         "polyvision.models.export_verb",
     ),
+    "generate": (
+        "continue prompts with a trained language model",
+        "polyvision.analysis.language.generate",
+    ),
     "analyse": (
         "measure rank, layer similarity, cost or health of a trained model",
         "polyvision.training.analyse",

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["IGNORED", "linear_cross_entropy"]
+__all__ = ["IGNORED", "compute_dtype", "linear_cross_entropy"]
 
 # Targets of this value are left out, as in torch.
 IGNORED = -100
@@ -79,7 +79,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         rows: int,
         needs: tuple[bool, bool],
     ) -> tuple[Tensor, Tensor]:
-        dtype = _compute_dtype(x)
+        dtype = compute_dtype(x)
         matrix = weight.to(dtype)
         wide = torch.promote_types(dtype, torch.float32)
         nats, z = x.new_zeros((), dtype=wide), x.new_zeros((), dtype=wide)
@@ -128,7 +128,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         )
 
 
-def _compute_dtype(x: Tensor) -> torch.dtype:
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype of a matrix product of ``x``: autocast's where it is on, but for fp64."""
     device = x.device.type
     on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if on and x.dtype != torch.float64 else x.dtype

@@ -25,6 +25,7 @@ from polyvision.training.compose import (
     check_keys,
     combinations,
     compose,
+    open_keys,
     typed_config,
 )
 from polyvision.training.overrides import check_validation, given_keys
@@ -48,7 +49,8 @@ def main(task: Task) -> None:
 
 
 def _main(task: Task) -> None:
-    options, overrides = _split(sys.argv[1:])
+    options, given = _split(sys.argv[1:])
+    overrides = open_keys(given)
     debug = "--debug" in options
     if debug:
         options.remove("--debug")

@@ -34,6 +34,7 @@ from polyvision.training.schema import (
     VisionModelConfig,
 )
 from polyvision.training.task import Task
+from polyvision.training.workers import worker_count
 
 __all__ = ["validate"]
 
@@ -83,7 +84,10 @@ def validate(
             use_distributed_sampler=False,
         )
         loader = val_loader(
-            task.val, config.recipe.batch_size, workers=config.data.workers, collate=task.collate
+            task.val,
+            config.recipe.batch_size,
+            workers=worker_count(config.data.workers, 1),
+            collate=task.collate,
         )
         (found,) = trainer.validate(module, loader, verbose=False)
         records.append(_record(config, weights, task, found))
