@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def documents(part: Part, tokenizer: Tokenizer) -> list[str]:
     found = []
     for number, shard in enumerate(part.shards):
         offsets = shard.offsets().tolist()
-        for start, end in zip(offsets, offsets[1:], strict=False):
+        for start, end in pairwise(offsets):
             ids = part.read(number, start, end - start)
             if tokenizer.end is not None:
                 assert ids[-1] == tokenizer.end
@@ -195,7 +196,7 @@ def test_a_foreign_folder_is_left_alone(texts: Path, prepared: Prepare) -> None:
             prepared(texts, out="texts", overwrite=overwrite)
     assert len(list(texts.iterdir())) == 60
     (texts.parent / "file").write_text("x")
-    with pytest.raises(PolyvisionError, match="cannot write .*file"):
+    with pytest.raises(PolyvisionError, match=r"cannot write .*file"):
         prepared(texts, out="file")
 
 
