@@ -38,7 +38,8 @@ def test_each_validation_set_has_its_own_metrics(train, shards, corpus, tmp_path
     summary = train("language", *shards, *more, "trainer.max_steps=2")
     last = summary["last"]
     for key in ("loss", "ppl", "bpb"):
-        assert last[f"val/{key}"] == last[f"val/again/{key}"] == last[f"val/b-2/{key}"]
+        for name in ("again", "b-2"):  # sums depend on where the memory lies
+            assert last[f"val/{name}/{key}"] == pytest.approx(last[f"val/{key}"], rel=1e-5)
     assert last["val/ppl"] == pytest.approx(math.exp(last["val/loss"]), rel=1e-5)
     assert last["val/bpb"] == pytest.approx(last["val/loss"] / math.log(2), rel=1e-5)
     assert list(summary["shown"]) == [
@@ -57,7 +58,7 @@ def test_bits_per_byte_count_the_bytes_of_the_targets(overrides, shards):
     module = task.module(task.model, config.recipe, seed=0, total_steps=1, epoch_steps=1)
     module.byte_lengths = torch.arange(256)
     inputs, targets = (part[None] for part in task.val[0])
-    totals = {k: float(v) for k, v in module.count((inputs, targets)).items()}
+    totals = {k: float(v.detach()) for k, v in module.count((inputs, targets)).items()}
     assert totals["bytes"] == float(targets.sum())
     assert module.metrics(totals)["val/bpb"] == pytest.approx(
         totals["nats"] / math.log(2) / float(targets.sum())
