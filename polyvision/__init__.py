@@ -13,6 +13,7 @@ from polyvision.activations import (
     register_activation,
 )
 from polyvision.errors import PolyvisionError
+from polyvision.models.saved import load_model
 from polyvision.models.swap import swap_activations
 from polyvision.models.weights import load_pretrained
 
@@ -29,6 +30,7 @@ __all__ = [
     "activation_names",
     "create_activation",
     "functional",
+    "load_model",
     "load_pretrained",
     "register_activation",
     "swap_activations",

@@ -18,6 +18,10 @@ __all__ = ["main"]
 
 # Verb -> what it does, the module that does it.
 _VERBS: dict[str, tuple[str, str]] = {
+    "ablate": (
+        "train the runs of one of the paper's ablations, and compare them",
+        "polyvision.training.ablate",
+    ),
     "compare": (
         "compare the runs of several activations, paired by seed",
         "polyvision.analysis.compare.command",
@@ -25,6 +29,14 @@ _VERBS: dict[str, tuple[str, str]] = {
     "env": (
         "print which kernels compute on this machine, and why",
         "polyvision.kernels.environment",
+    ),
+    "export": (
+        "write a trained network as safetensors, ONNX or a program of torch.export",
+        "polyvision.models.export_verb",
+    ),
+    "generate": (
+        "continue prompts with a trained language model",
+        "polyvision.analysis.language.generate",
     ),
     "analyse": (
         "measure rank, layer similarity, cost or health of a trained model",

@@ -33,7 +33,10 @@ def _integer(value: Any) -> bool:
 
 
 class _Polynomial(nn.Module):
-    """The coefficients of the family: ``weight`` of shape (order,) and ``bias`` of shape (1,)."""
+    """The coefficients of the family: ``weight`` of shape (order,) and ``bias`` of shape (1,).
+
+    With ``groups`` there is a set for each group of rows: (groups, order) and (groups, 1).
+    """
 
     def __init__(
         self,
@@ -41,6 +44,7 @@ class _Polynomial(nn.Module):
         bias: bool,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
+        groups: int | None = None,
     ) -> None:
         super().__init__()
         if not _integer(order) or not 1 <= order <= functional.MAX_ORDER:
@@ -54,9 +58,16 @@ class _Polynomial(nn.Module):
             raise ValueError(
                 f"{type(self).__name__}: dtype must be a floating-point torch.dtype, got {dtype!r}"
             )
+        if groups is not None and (not _integer(groups) or groups < 1):
+            raise ValueError(
+                f"{type(self).__name__}: groups must be a positive integer or None, got {groups!r}"
+            )
         self.order = order
-        self.weight = nn.Parameter(torch.empty(order, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.empty(1, device=device, dtype=dtype)) if bias else None
+        sets = () if groups is None else (groups,)
+        self.weight = nn.Parameter(torch.empty(*sets, order, device=device, dtype=dtype))
+        self.bias = (
+            nn.Parameter(torch.empty(*sets, 1, device=device, dtype=dtype)) if bias else None
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -85,9 +96,12 @@ class PolyNorm(_Polynomial):
         bias: learn a constant term.
         device: where the coefficients live.
         dtype: dtype of the coefficients; the output has the input's dtype whatever it is.
+        groups: a set of coefficients for each of so many groups of rows, such as the experts of a
+            mixture; the call then takes the group of each row. None for one set.
 
     Shape:
-        Input and output: any shape with ``dim``. Parameters: ``weight`` (order,), ``bias`` (1,).
+        Input and output: any shape with ``dim``. Parameters: ``weight`` (order,), ``bias`` (1,), or
+        (groups, order) and (groups, 1).
 
     Raises:
         ValueError: a value is out of range.
@@ -107,8 +121,9 @@ class PolyNorm(_Polynomial):
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        groups: int | None = None,
     ) -> None:
-        super().__init__(order, bias, device, dtype)
+        super().__init__(order, bias, device, dtype, groups)
         if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 < eps < math.inf:
             raise ValueError(
                 f"{type(self).__name__}: eps must be a finite number greater than 0, got {eps!r}"
@@ -118,9 +133,9 @@ class PolyNorm(_Polynomial):
         self.eps = eps
         self.dim = dim
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the activation to ``x``."""
-        return functional.poly_norm(x, self.weight, self.bias, self.eps, dim=self.dim)
+    def forward(self, x: Tensor, group: Tensor | None = None) -> Tensor:
+        """Apply the activation to ``x``; ``group`` names the coefficients of each row."""
+        return functional.poly_norm(x, self.weight, self.bias, self.eps, dim=self.dim, group=group)
 
     def extra_repr(self) -> str:
         """Show the settings that the function depends on."""
@@ -171,9 +186,11 @@ class PolyReLUNorm(PolyNorm):
         [[0.0, 0.0]]
     """
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the activation to ``x``."""
-        return functional.poly_relu_norm(x, self.weight, self.bias, self.eps, dim=self.dim)
+    def forward(self, x: Tensor, group: Tensor | None = None) -> Tensor:
+        """Apply the activation to ``x``; ``group`` names the coefficients of each row."""
+        return functional.poly_relu_norm(
+            x, self.weight, self.bias, self.eps, dim=self.dim, group=group
+        )
 
 
 @register_activation(
@@ -196,6 +213,7 @@ class PolyReLU(_Polynomial):
         bias: learn a constant term.
         device: where the coefficients live.
         dtype: dtype of the coefficients.
+        groups: as for ``PolyNorm``.
 
     Raises:
         ValueError: a value is out of range.
@@ -213,12 +231,13 @@ class PolyReLU(_Polynomial):
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        groups: int | None = None,
     ) -> None:
-        super().__init__(order, bias, device, dtype)
+        super().__init__(order, bias, device, dtype, groups)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the activation to ``x``."""
-        return functional.poly_relu(x, self.weight, self.bias)
+    def forward(self, x: Tensor, group: Tensor | None = None) -> Tensor:
+        """Apply the activation to ``x``; ``group`` names the coefficients of each row."""
+        return functional.poly_relu(x, self.weight, self.bias, group=group)
 
     def extra_repr(self) -> str:
         """Show the settings that the function depends on."""

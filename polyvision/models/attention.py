@@ -7,12 +7,18 @@ https://arxiv.org/abs/2305.13245.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyvision.models.initial import Draw
+from polyvision.models.shape import TransformerShape
+
 __all__ = ["Attention", "Rotation", "apply_rotary", "rotary_table"]
 
+Extend = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Rotation = tuple[Tensor, Tensor]
 
 
@@ -23,16 +29,16 @@ def rotary_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dt
     or building it on the meta device, cannot spoil the angles.
 
     Args:
-        positions: (T,) token positions p.
+        positions: (T,) token positions p, or (B, T) where rows differ.
         head_dim: even size of a head; j runs over its half.
         theta: base of the wavelengths.
         dtype: float32 or float64.
 
     Returns:
-        Two tensors of shape (T, head_dim / 2).
+        Two tensors of shape (T, head_dim / 2), or (B, T, head_dim / 2).
     """
     exponent = torch.arange(0, head_dim, 2, device=positions.device, dtype=dtype) / head_dim
-    angles = torch.outer(positions.to(dtype), theta**-exponent)  # (T, head_dim / 2)
+    angles = positions.to(dtype)[..., None] * theta**-exponent  # (..., T, head_dim / 2)
     return angles.cos(), angles.sin()
 
 
@@ -44,9 +50,9 @@ def apply_rotary(x: Tensor, rotation: Rotation) -> Tensor:
 
     Args:
         x: (B, T, H, head_dim), any float dtype; the result has it too.
-        rotation: cosine and sine of shape (T, head_dim / 2).
+        rotation: cosine and sine of shape (T, head_dim / 2) or (B, T, head_dim / 2).
     """
-    cos, sin = (t[:, None] for t in rotation)  # (T, 1, head_dim / 2)
+    cos, sin = (t.unsqueeze(-2) for t in rotation)  # (..., T, 1, head_dim / 2)
     a, b = x.chunk(2, dim=-1)  # (B, T, H, head_dim / 2)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
 
@@ -55,42 +61,78 @@ class Attention(nn.Module):
     """Multi-head causal attention without biases.
 
     Args:
-        width: size of the input and of the output, a multiple of ``heads``.
-        heads: number of query heads; the size of a head is ``width / heads``.
-        kv_heads: number of key and value heads, a divisor of ``heads``; each serves
-            ``heads / kv_heads`` neighbouring query heads.
+        shape: width, heads and ``qk_norm``. Each key and value head serves ``heads / kv_heads``
+            neighbouring query heads. With ``qk_norm``, queries and keys are divided by the root
+            mean square over all heads together, as in OLMoE (Muennighoff et al. 2024,
+            https://arxiv.org/abs/2409.02060), not over each head.
 
     Shape:
         (B, T, width) -> (B, T, width).
     """
 
-    def __init__(self, width: int, heads: int, kv_heads: int) -> None:
+    def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
-        assert width % heads == 0
-        assert heads % kv_heads == 0
-        self.heads = heads
-        self.kv_heads = kv_heads
-        self.head_dim = width // heads
-        self.qkv = nn.Linear(width, (heads + 2 * kv_heads) * self.head_dim, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
+        self.heads = shape.heads
+        self.kv_heads = shape.kv_heads or shape.heads
+        self.head_dim = shape.head_dim
+        kv_width = self.kv_heads * self.head_dim
+        self.qkv = nn.Linear(shape.width, shape.width + 2 * kv_width, bias=False)
+        self.out = nn.Linear(shape.width, shape.width, bias=False)
+        self.query_norm = nn.RMSNorm(shape.width, eps=shape.norm_eps) if shape.qk_norm else None
+        self.key_norm = nn.RMSNorm(kv_width, eps=shape.norm_eps) if shape.qk_norm else None
 
-    def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
-        """Attend from each token to itself and the tokens before it."""
-        qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim))  # (B, T, H + 2 KV, head_dim)
+    def forward(
+        self,
+        x: Tensor,
+        rotation: Rotation,
+        extend: Extend | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """Attend from each token to itself and the tokens before it.
+
+        Args:
+            x: (B, T, width).
+            rotation: cosine and sine of the tokens' positions.
+            extend: stores keys and values, (B, KV, T, head_dim) each, in a cache, and returns those
+                of all S tokens so far; None without a cache.
+            mask: (B or 1, 1, T, S), true where a token may look; None where the plain causal form
+                serves, or a single token that sees all.
+        """
+        qkv = self._normalised(self.qkv(x))
+        qkv = qkv.view(*x.shape[:2], -1, self.head_dim)  # (B, T, H + 2 KV, head_dim)
         qk, v = torch.tensor_split(qkv, (self.heads + self.kv_heads,), dim=2)
         q, k = torch.tensor_split(apply_rotary(qk, rotation), (self.heads,), dim=2)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H or KV, T, head_dim)
+        if extend is not None:
+            k, v = extend(k, v)  # (B, KV, S, head_dim)
         y = F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=self.kv_heads != self.heads
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            is_causal=mask is None and q.shape[2] == k.shape[2],
+            enable_gqa=self.kv_heads != self.heads,
         )  # (B, H, T, head_dim)
         out: Tensor = self.out(y.transpose(1, 2).flatten(2))  # (B, T, width)
         return out
 
-    def init_matrices(self, std: float) -> None:
-        """Draw the matrices from a normal distribution."""
-        for linear in (self.qkv, self.out):
-            nn.init.normal_(linear.weight, std=std)
+    def _normalised(self, qkv: Tensor) -> Tensor:
+        if self.query_norm is None or self.key_norm is None:
+            return qkv
+        places = self.heads * self.head_dim, (self.heads + self.kv_heads) * self.head_dim
+        q, k, v = torch.tensor_split(qkv, places, dim=-1)
+        return torch.cat((_norm(self.query_norm, q), _norm(self.key_norm, k), v), dim=-1)
+
+    def init_matrices(self, draw: Draw) -> None:
+        """Draw the matrices."""
+        draw(self.qkv.weight, False)
+        draw(self.out.weight, True)
 
     def extra_repr(self) -> str:
         """Show the head layout."""
         return f"heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}"
+
+
+def _norm(norm: nn.RMSNorm, x: Tensor) -> Tensor:
+    """Normalise in one kernel, which takes no fp32 weights for the bf16 that autocast makes."""
+    return F.rms_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.eps)

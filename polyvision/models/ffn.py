@@ -1,7 +1,8 @@
 """Feed-forward network of a transformer, with any registered activation at equal parameters.
 
 Ungated, ``down(act(up(x)))``, or gated, ``down(act(gate(x), up(x)))``. A gated one has three
-matrices, so its hidden size is 2/3 of the ungated one's.
+matrices, so its hidden size is 2/3 of the ungated one's. Of the hidden layer only what enters the
+activation is kept for the backward pass, which computes the activation again (``ffn_down``).
 
 Source: Zhuo et al. 2024, https://arxiv.org/abs/2411.03884 (equation 4 and Tables 5, 6 and 10);
 Shazeer 2020, https://arxiv.org/abs/2002.05202 (gated form and the factor 2/3).
@@ -12,12 +13,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from polyvision.activations import activation_info, create_activation
 from polyvision.errors import PolyvisionError, did_you_mean
+from polyvision.functional import ffn_down
+from polyvision.models.initial import Draw
 
-__all__ = ["FeedForward", "gated_hidden"]
+__all__ = ["FeedForward", "gated_hidden", "hidden_activation"]
 
 
 def gated_hidden(hidden: int) -> int:
@@ -65,32 +69,45 @@ class FeedForward(nn.Module):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        gated = activation_info(activation).kind == "gated"
+        kind = activation_info(activation).kind
+        gated = kind == "gated"
         if gated:
             hidden = gated_hidden(hidden)
+        self._repeatable = kind != "stochastic"
         self.gate = nn.Linear(width, hidden, bias=False) if gated else None
         self.up = nn.Linear(width, hidden, bias=False)
-        self.activation = _hidden_activation(activation, options or {})
+        self.activation = hidden_activation(activation, options or {})
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the network to the last dimension of ``x``."""
-        if self.gate is None:
-            h = self.activation(self.up(x))  # (..., hidden)
-        else:
-            h = self.activation(self.gate(x), self.up(x))  # (..., hidden)
-        y: Tensor = self.down(h)  # (..., width)
+        h = (self.up(x),) if self.gate is None else (self.gate(x), self.up(x))  # (..., hidden)
+        if self._repeatable and torch.is_grad_enabled():
+            return ffn_down(h, self.down.weight, self.activation)  # (..., width)
+        y: Tensor = self.down(self.activation(*h))
         return y
 
-    def init_matrices(self, std: float) -> None:
-        """Draw the matrices from a normal distribution; the activation keeps its own values."""
-        for linear in (self.gate, self.up, self.down):
+    def init_matrices(self, draw: Draw) -> None:
+        """Draw the matrices; the activation keeps its own values."""
+        for linear in (self.gate, self.up):
             if linear is not None:
-                nn.init.normal_(linear.weight, std=std)
+                draw(linear.weight, False)
+        draw(self.down.weight, True)
 
 
-def _hidden_activation(name: str, options: Mapping[str, Any]) -> nn.Module:
-    """Build the activation for (..., hidden) tensors."""
+def hidden_activation(
+    name: str, options: Mapping[str, Any], groups: int | None = None
+) -> nn.Module:
+    """Build a registered activation for (..., hidden) tensors.
+
+    Args:
+        name: its name.
+        options: keywords of its constructor.
+        groups: a set of coefficients for each of so many groups of rows; None for one set.
+
+    Raises:
+        PolyvisionError: unknown name or option.
+    """
     info = activation_info(name)
     valid = sorted(info.options.__dataclass_fields__)
     for key in options:
@@ -99,5 +116,7 @@ def _hidden_activation(name: str, options: Mapping[str, Any]) -> nn.Module:
             raise PolyvisionError(
                 f"activation {name!r} has no option {key!r};{did_you_mean(key, valid)} {has}."
             )
-    site = {"dim": -1} if info.kind == "normalising" else {}
+    site: dict[str, int] = {"dim": -1} if info.kind == "normalising" else {}
+    if groups is not None:
+        site["groups"] = groups
     return create_activation(name, **site, **options)

@@ -1,4 +1,4 @@
-"""Sampling from a language model: temperature, top-k and nucleus (top-p).
+"""Sampling from a language model: temperature, top-k and nucleus (top-p), each token once.
 
 Source: Fan et al. 2018 (top-k), https://arxiv.org/abs/1805.04833; Holtzman et al. 2019 (nucleus),
 https://arxiv.org/abs/1904.09751.
@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from polyvision.errors import PolyvisionError
 from polyvision.models.transformer import Transformer
 
-__all__ = ["generate", "next_token_probabilities"]
+__all__ = ["generate", "next_token_probabilities", "stream"]
 
 
-@torch.no_grad()
 def generate(
     model: Transformer,
     prompt: Tensor,
@@ -32,9 +31,10 @@ def generate(
 ) -> Tensor:
     """Continue each prompt by ``max_new_tokens`` tokens.
 
-    The model sees at most its last ``context`` tokens. It runs in eval mode and is left in the mode
-    it was in; random numbers come from a generator of their own, so a sample taken during training
-    does not change the training.
+    The model sees at most its last ``context`` tokens. Up to there it computes each token once (see
+    ``KeyValueCache``); beyond, every position moves with each new token, and the whole window is
+    computed again. It runs in eval mode and is left in the mode it was in; random numbers come from
+    a generator of their own, so a sample taken during training does not change the training.
 
     Args:
         model: the language model.
@@ -61,23 +61,88 @@ def generate(
         >>> generate(Transformer(shape), prompt, 5, top_k=10, seed=0).shape
         torch.Size([2, 8])
     """
+    new = stream(
+        model,
+        prompt,
+        max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+    )
+    return torch.cat((prompt, *(token[:, None] for token in new)), dim=1)
+
+
+@torch.no_grad()
+def stream(
+    model: Transformer,
+    prompt: Tensor,
+    max_new_tokens: int,
+    *,
+    starts: Tensor | None = None,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+) -> Iterator[Tensor]:
+    """Yield what ``generate`` appends, one token of each row at a time.
+
+    The model is in eval mode until the iterator ends or is closed. A row's continuation does not
+    depend on the lengths of the others; the rows draw from one sequence of random numbers.
+
+    Args:
+        model: as in ``generate``, like all that is not explained here.
+        prompt: (B, T) int64.
+        max_new_tokens: number of tokens to add.
+        starts: (B,) int64 where each row's prompt begins, for prompts of different lengths that end
+            together; None for 0. What lies before is not looked at.
+        temperature: divides the logits.
+        top_k: number of tokens to draw from.
+        top_p: probability of the tokens to draw from.
+        seed: for repeatable samples.
+
+    Yields:
+        (B,) int64.
+
+    Raises:
+        PolyvisionError: as ``generate``, at the first token.
+
+    Example:
+        >>> from polyvision.models.transformer import TransformerShape
+        >>> shape = TransformerShape(
+        ...     vocab_size=256, context=64, width=32, layers=2, heads=4, ffn_hidden=96
+        ... )
+        >>> prompt = torch.tensor([[0, 0, 7], [1, 2, 3]])  # of one token and of three
+        >>> [t.shape for t in stream(Transformer(shape), prompt, 2, starts=torch.tensor([2, 0]))]
+        [torch.Size([2]), torch.Size([2])]
+    """
     _check(prompt, max_new_tokens, temperature, top_k, top_p)
     generator = torch.Generator(prompt.device)
     if seed is None:
         generator.seed()
     else:
         generator.manual_seed(seed)
-    tokens = prompt
+    starts = torch.zeros_like(prompt[:, 0]) if starts is None else starts
+    assert bool((starts < prompt.shape[1]).all())
+    context = model.shape.context
+    tokens, cache = prompt[:, -context:], None
+    starts = (starts - (prompt.shape[1] - tokens.shape[1])).clamp(min=0)
     with _eval_mode(model):
-        for _ in range(max_new_tokens):
-            logits = model(tokens[:, -model.shape.context :])[:, -1]  # (B, V)
+        for left in range(max_new_tokens, 0, -1):
+            if cache is None or cache.length == cache.capacity:
+                cache = model.new_cache(starts, min(context, tokens.shape[1] + left - 1))
+                logits = model.decode(tokens, cache)  # (B, V)
+            else:
+                logits = model.decode(tokens[:, -1:], cache)
             if temperature == 0:
-                token = logits.argmax(-1, keepdim=True)  # (B, 1)
+                token = logits.argmax(-1)  # (B,)
             else:
                 probabilities = next_token_probabilities(logits, temperature, top_k, top_p)
-                token = torch.multinomial(probabilities, 1, generator=generator)  # (B, 1)
-            tokens = torch.cat((tokens, token), dim=1)
-    return tokens
+                token = torch.multinomial(probabilities, 1, generator=generator)[:, 0]
+            yield token
+            tokens = torch.cat((tokens, token[:, None]), dim=1)
+            if tokens.shape[1] > context:  # the window moves on
+                tokens, starts = tokens[:, 1:], (starts - 1).clamp(min=0)
 
 
 def next_token_probabilities(

@@ -1,116 +1,85 @@
-"""Dense decoder-only language model in the style of Llama 2, with any activation in its FFN.
+"""Decoder-only language model in the style of Llama 2, with any activation in its FFN.
 
 Pre-norm blocks, RMSNorm, rotary positions, no biases, input and output embeddings untied, every
-matrix drawn from a normal distribution of standard deviation 1/sqrt(2.5 width).
+matrix drawn from a normal distribution of standard deviation 1/sqrt(2.5 width). With experts in
+the place of the FFNs, and normalised queries and keys, it is OLMoE's model.
 
-Source: Zhuo et al. 2024, https://arxiv.org/abs/2411.03884 (section 4, Tables 5 and 7); Touvron et
-al. 2023, https://arxiv.org/abs/2307.09288.
+Source: Zhuo et al. 2024, https://arxiv.org/abs/2411.03884 (section 4, Tables 5 to 7); Touvron et
+al. 2023, https://arxiv.org/abs/2307.09288; Muennighoff et al. 2024,
+https://arxiv.org/abs/2409.02060.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import functools
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from polyvision.errors import PolyvisionError
-from polyvision.models.attention import Attention, Rotation, rotary_table
+from polyvision.models.attention import Attention, Extend, Rotation, rotary_table
+from polyvision.models.cache import KeyValueCache
 from polyvision.models.ffn import FeedForward
+from polyvision.models.initial import matrix_draw
+from polyvision.models.loss import IGNORED, compute_dtype, linear_cross_entropy
+from polyvision.models.moe import MoE
+from polyvision.models.router import Routing
+from polyvision.models.shape import MoEShape, TransformerShape
 
-__all__ = ["Block", "Transformer", "TransformerShape"]
+__all__ = ["Block", "Losses", "MoEShape", "Transformer", "TransformerShape"]
 
 
-_COUNTS = ("vocab_size", "context", "width", "layers", "heads", "ffn_hidden")
-
-
-@dataclass(frozen=True)
-class TransformerShape:
-    """Everything that determines the model.
+class Losses(NamedTuple):
+    """What a forward pass with targets returns.
 
     Attributes:
-        vocab_size: number of tokens V.
-        context: longest sequence, in tokens.
-        width: size of the residual stream.
-        layers: number of blocks.
-        heads: number of query heads; ``width / heads`` must be an even integer.
-        kv_heads: number of key and value heads, a divisor of ``heads``; None for ``heads``.
-        ffn_hidden: hidden size of an ungated FFN; a gated one takes 2/3 (see ``FeedForward``).
-        activation: registered name of the FFN's activation.
-        activation_options: keywords of its constructor.
-        rope_theta: base of the rotary wavelengths.
-        norm_eps: eps of every RMSNorm.
-
-    Raises:
-        PolyvisionError: values that do not fit; the text lists all of them.
+        total: () what is minimised: mean cross-entropy and z-loss per token, plus the weighted
+            router losses.
+        nats: () cross-entropy summed over the tokens. No gradient.
+        tokens: () number of tokens that count.
+        routing: the routers' records, with a first dimension of layers; None in a dense model.
     """
 
-    vocab_size: int
-    context: int
-    width: int
-    layers: int
-    heads: int
-    ffn_hidden: int
-    kv_heads: int | None = None
-    activation: str = "polynorm"
-    activation_options: Mapping[str, Any] = field(default_factory=dict)
-    rope_theta: float = 10000.0
-    norm_eps: float = 1e-5
-
-    def __post_init__(self) -> None:
-        problems = self._bad_values() or self._bad_heads()
-        if problems:
-            raise PolyvisionError("transformer shape: " + "; ".join(problems))
-
-    def _bad_values(self) -> list[str]:
-        problems = []
-        for name in (*_COUNTS, *(["kv_heads"] if self.kv_heads is not None else [])):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                problems.append(f"{name} must be a positive integer, got {value!r}")
-        for name in ("rope_theta", "norm_eps"):
-            value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not 0 < value < math.inf:
-                problems.append(f"{name} must be a number greater than 0, got {value!r}")
-        return problems
-
-    def _bad_heads(self) -> list[str]:
-        problems = []
-        if self.width % self.heads or self.width // self.heads % 2:
-            problems.append(
-                f"width / heads must be an even integer, got {self.width} / {self.heads}; "
-                f"take a width that is a multiple of {2 * self.heads}"
-            )
-        if self.kv_heads is not None and self.heads % self.kv_heads:
-            problems.append(f"kv_heads={self.kv_heads} must divide heads={self.heads}")
-        return problems
+    total: Tensor
+    nats: Tensor
+    tokens: Tensor
+    routing: Routing | None
 
 
 class Block(nn.Module):
     """One layer: x + attention(norm(x)), then x + ffn(norm(x)).
 
     Shape:
-        (B, T, width) -> (B, T, width).
+        (B, T, width) -> (B, T, width), and the router's record, None for a dense layer.
     """
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(shape.width, eps=shape.norm_eps)
-        self.attention = Attention(shape.width, shape.heads, shape.kv_heads or shape.heads)
+        self.attention = Attention(shape)
         self.ffn_norm = nn.RMSNorm(shape.width, eps=shape.norm_eps)
-        self.ffn = FeedForward(
-            shape.width, shape.ffn_hidden, shape.activation, shape.activation_options
+        activation = shape.activation, shape.activation_options
+        self.ffn: FeedForward | MoE = (
+            FeedForward(shape.width, shape.ffn_hidden, *activation)
+            if shape.moe is None
+            else MoE(shape.width, shape.ffn_hidden, shape.moe, *activation)
         )
 
-    def forward(self, x: Tensor, rotation: Rotation) -> Tensor:
-        """Apply the layer."""
-        x = x + self.attention(self.attention_norm(x), rotation)
-        y: Tensor = x + self.ffn(self.ffn_norm(x))
-        return y
+    def forward(
+        self,
+        x: Tensor,
+        rotation: Rotation,
+        extend: Extend | None = None,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, Routing | None]:
+        """Apply the layer; ``extend`` and ``mask`` are those of ``Attention``."""
+        x = x + self.attention(self.attention_norm(x), rotation, extend, mask)
+        y, routing = self.ffn(self.ffn_norm(x)), None
+        if isinstance(self.ffn, MoE):
+            y, routing = y
+        return x + y, routing
 
 
 class Transformer(nn.Module):
@@ -140,39 +109,121 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.width, eps=shape.norm_eps)
         self.head = nn.Linear(shape.width, shape.vocab_size, bias=False)
-        self.init_matrices(std=1 / math.sqrt(2.5 * shape.width))
+        if shape.tie_embeddings:
+            self.head.weight = self.embedding.weight
+        self.init_matrices()
 
-    def init_matrices(self, std: float) -> None:
-        """Draw all matrices, embeddings included, from a normal distribution."""
-        for matrix in (self.embedding, self.head):
-            nn.init.normal_(matrix.weight, std=std)
+    def init_matrices(self) -> None:
+        """Draw all matrices, embeddings included, as the shape says."""
+        draw = matrix_draw(self.shape)
+        draw(self.embedding.weight, False)
+        if not self.shape.tie_embeddings:
+            draw(self.head.weight, False)
         for module in self.modules():
-            if isinstance(module, Attention | FeedForward):
-                module.init_matrices(std)
+            if isinstance(module, Attention | FeedForward | MoE):
+                module.init_matrices(draw)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits of the token that follows each prefix."""
+    def forward(
+        self, tokens: Tensor, targets: Tensor | None = None, z_weight: float = 0.0
+    ) -> Tensor | Losses:
+        """Return the logits of the token that follows each prefix, or the losses against targets.
+
+        With targets the logits never exist all at once (see ``linear_cross_entropy``). One call
+        holds the whole forward pass, so that DDP, FSDP and ``torch.compile`` see all of it.
+
+        Args:
+            tokens: (B, T).
+            targets: (B, T) the token that does follow, -100 where it does not count; None for
+                logits.
+            z_weight: weight of the z-loss.
+        """
         length = tokens.shape[1]
         if length > self.shape.context:
             raise PolyvisionError(
                 f"a sequence of {length} tokens is longer than the model's context of "
                 f"{self.shape.context}; crop it, or build the model with a longer context"
             )
+        positions = torch.arange(length, device=tokens.device)
+        rotation = self._rotation(positions)
         x = self.embedding(tokens)  # (B, T, width)
-        rotation = self._rotation(length)
+        records = []
+        keep = not (self.shape.checkpointing and torch.is_grad_enabled())
         for block in self.blocks:
-            x = block(x, rotation)
-        logits: Tensor = self.head(self.norm(x))  # (B, T, V)
+            run = block if keep else functools.partial(_checkpointed, block)
+            x, routing = run(x, rotation)
+            records.append(routing)
+        x = self.norm(x)
+        if targets is None:
+            logits: Tensor = self.head(x)  # (B, T, V)
+            return logits
+        return self._losses(x, targets, z_weight, [r for r in records if r is not None])
+
+    def _losses(
+        self, x: Tensor, targets: Tensor, z_weight: float, records: list[Routing]
+    ) -> Losses:
+        loss, nats = linear_cross_entropy(
+            x.flatten(0, 1), self.head.weight, targets.flatten(), z_weight=z_weight
+        )
+        count = (targets != IGNORED).sum()
+        total = loss / count.clamp(min=1)
+        if not records:
+            return Losses(total, nats, count, None)
+        moe = self.shape.moe
+        assert moe is not None
+        routing = Routing(*(torch.stack(values) for values in zip(*records, strict=True)))
+        total = total + moe.load_balance * routing.balance.mean() + moe.router_z * routing.z.mean()
+        return Losses(total, nats, count, routing)
+
+    def new_cache(self, starts: Tensor, capacity: int) -> KeyValueCache:
+        """Return an empty cache for ``decode``; the arguments are those of ``KeyValueCache``."""
+        dtype = compute_dtype(self.embedding.weight)
+        return KeyValueCache(self.shape, starts, capacity, dtype)
+
+    def decode(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
+        """Return the logits after the last of the next tokens, and add them to the cache.
+
+        Args:
+            tokens: (B, T) the tokens that follow those in the cache.
+            cache: keys and values of all tokens before.
+
+        Returns:
+            (B, vocab_size).
+        """
+        new = tokens.shape[1]
+        rotation, mask = self._rotation(cache.positions(new)), cache.mask(new)
+        x = self.embedding(tokens)  # (B, T, width)
+        for layer, block in enumerate(self.blocks):
+            x, _ = block(x, rotation, functools.partial(cache.extend, layer), mask)
+        cache.advance(new)
+        logits: Tensor = self.head(self.norm(x[:, -1]))  # (B, V)
         return logits
 
-    def _rotation(self, length: int) -> Rotation:
-        weight = self.embedding.weight
-        dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        positions = torch.arange(length, device=weight.device)
-        head_dim = self.shape.width // self.shape.heads
-        return rotary_table(positions, head_dim, self.shape.rope_theta, dtype)
+    def _rotation(self, positions: Tensor) -> Rotation:
+        wide = self.embedding.weight.dtype == torch.float64
+        dtype = torch.float64 if wide else torch.float32
+        return rotary_table(positions, self.shape.head_dim, self.shape.rope_theta, dtype)
 
     @property
     def num_parameters(self) -> int:
         """Number of trainable values, both embeddings included."""
         return sum(p.numel() for p in self.parameters())
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Number of values that one token meets: of the experts, those that it visits."""
+        idle = 0
+        if self.shape.moe is not None:
+            share = 1 - self.shape.moe.top_k / self.shape.moe.experts
+            for module in self.modules():
+                if isinstance(module, MoE):
+                    matrices = (module.gate, module.up, module.down)
+                    idle += round(share * sum(m.numel() for m in matrices if m is not None))
+        return self.num_parameters - idle
+
+
+def _checkpointed(block: nn.Module, x: Tensor, rotation: Rotation) -> tuple[Tensor, Routing | None]:
+    """Run a block that is run again in the backward pass; no dropout, so no random state."""
+    result: tuple[Tensor, Routing | None] = checkpoint(
+        block, x, rotation, use_reentrant=False, preserve_rng_state=False
+    )
+    return result

@@ -10,6 +10,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from polyvision.analysis.cost_report import cost_tables
 from polyvision.analysis.health import gradient_norms
+from polyvision.analysis.language.trained import pick_device
 from polyvision.analysis.result import Result
 from polyvision.errors import PolyvisionError, unknown
 from polyvision.training.analyses import KINDS, Probe, analyse, probe, rank_history
@@ -58,7 +59,7 @@ def run(arguments: argparse.Namespace) -> str:
         raise unknown("analysis", kind, KINDS)
     if arguments.samples < 1:
         raise PolyvisionError(f"--samples must be at least 1, got {arguments.samples}")
-    device = _device(arguments.device)
+    device = str(pick_device(arguments.device))
     if arguments.run_or_checkpoint is None:
         if kind != "cost":
             raise PolyvisionError(
@@ -80,13 +81,6 @@ def run(arguments: argparse.Namespace) -> str:
         timed=True,
     )
     return _write(result, arguments.output or restored.run.folder / "analysis", restored.step)
-
-
-def _device(asked: str) -> str:
-    available = torch.cuda.is_available()
-    if asked == "cuda" and not available:
-        raise PolyvisionError("--device cuda: no GPU is visible here; use cpu or auto")
-    return "cuda" if available and asked != "cpu" else "cpu"
 
 
 def _gradients(module: TaskModule, batch: Probe) -> dict[str, float]:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
 import sys
 from typing import Any
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from polyvision.errors import PolyvisionError
+from polyvision.training.children import (
+    Child,
+    command_of_this_program,
+    describe_code,
+    run_children,
+)
 from polyvision.training.compose import (
     CONFIG_MODULE,
     SCRIPTS,
@@ -22,6 +28,7 @@ from polyvision.training.compose import (
     open_keys,
     typed_config,
 )
+from polyvision.training.overrides import check_validation, given_keys
 
 __all__ = ["main"]
 
@@ -60,9 +67,14 @@ def _main(task: Task) -> None:
     def job(node: DictConfig) -> Any:
         # Imported here: a mistake on the command line is answered before the heavy imports.
         domain = importlib.import_module(f"polyvision.training.{task}")
-        run_task = importlib.import_module("polyvision.training.session").run_task
         try:
-            summary = run_task(typed_config(node), domain.build_task)
+            config = typed_config(node)
+            if config.validate is not None:
+                validate = importlib.import_module("polyvision.training.validate").validate
+                validate(config, domain.build_task, given_keys(HydraConfig.get().overrides.task))
+                return None
+            run_task = importlib.import_module("polyvision.training.session").run_task
+            summary = run_task(config, domain.build_task)
         except PolyvisionError as error:
             _fail(error, debug)
         return summary["best"] if summary else None
@@ -78,16 +90,21 @@ def _sweep(options: list[str], overrides: list[str]) -> int:
     In one process a distributed run would hand its ranks on to the next run.
     """
     runs = combinations(overrides)
-    failed = []
-    for number, run in enumerate(runs, start=1):
-        print(f"Run {number} of {len(runs)}: {' '.join(run)}", flush=True)
-        code = subprocess.call([sys.executable, sys.argv[0], *options, *run])
-        if code == 130:  # Ctrl-C reached the run before this process: it ends the sweep as well
-            return code
-        if code:
-            failed.append((code, run))
+    program = command_of_this_program()
+
+    def announce(number: int) -> None:
+        print(f"Run {number + 1} of {len(runs)}: {' '.join(runs[number])}", flush=True)
+
+    codes, stopped_by = run_children(
+        [Child([*program, *options, *run]) for run in runs], started=announce
+    )
+    failed = [(code, run) for code, run in zip(codes, runs, strict=True) if code]
     for code, run in failed:
-        print(f"error: failed with exit code {code}: {' '.join(run)}", file=sys.stderr)
+        print(f"error: failed with {describe_code(code)}: {' '.join(run)}", file=sys.stderr)
+    if stopped_by is not None:
+        left = codes.count(None)
+        print(f"interrupted: {left} of {len(runs)} runs were not started", file=sys.stderr)
+        return 128 + stopped_by
     return failed[0][0] if failed else 0
 
 
@@ -107,6 +124,8 @@ def _check(task: Task, options: list[str], overrides: list[str]) -> None:
         check_keys(task, overrides)
         return
     configs = compose(task, overrides)
+    if any(config.validate is not None for config in configs):
+        check_validation(overrides)
     if len(configs) > 1 and not _SWEEP & set(options):
         raise PolyvisionError(f"{len(configs)} runs are asked for: add -m to run them one by one")
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
@@ -15,14 +16,23 @@ from polyvision.data.language_data import LanguageData, load_language_data
 from polyvision.data.tokenizers import Tokenizer
 from polyvision.errors import PolyvisionError
 from polyvision.models.generation import generate
-from polyvision.models.transformer import Transformer, TransformerShape
+from polyvision.models.network import LanguageNetwork, network_to_plain
+from polyvision.models.shape import MoEShape, TransformerShape
+from polyvision.models.transformer import Losses, Transformer
 from polyvision.training.callbacks import tensorboard
+from polyvision.training.finetune import start_from
 from polyvision.training.module import TaskModule
 from polyvision.training.report import count
-from polyvision.training.schema import Config, LanguageModelConfig, TextDataConfig
+from polyvision.training.schema import (
+    ActivationConfig,
+    Config,
+    LanguageModelConfig,
+    LanguageRecipeConfig,
+    TextDataConfig,
+)
 from polyvision.training.task import Task
 
-__all__ = ["LanguageModule", "TextSample", "build_task"]
+__all__ = ["LanguageModule", "TextSample", "build_task", "transformer_shape"]
 
 Batch = tuple[Tensor, Tensor]
 
@@ -39,20 +49,16 @@ class LanguageModule(TaskModule):
         self.register_buffer("byte_lengths", byte_lengths, persistent=False)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the mean cross-entropy in nats per token."""
-        inputs, targets = batch
-        return F.cross_entropy(self.model(inputs).flatten(0, 1).float(), targets.flatten())
+        """Return the mean cross-entropy in nats per token, plus z-loss and router losses."""
+        assert isinstance(self.recipe, LanguageRecipeConfig)
+        losses: Losses = self.model(*batch, z_weight=self.recipe.z_loss)
+        return losses.total
 
     def count(self, batch: Batch) -> dict[str, Tensor]:
         """Return the summed cross-entropy in nats, and the number of tokens and of their bytes."""
-        inputs, targets = batch
-        logits = self.model(inputs).flatten(0, 1).float()
-        nats = F.cross_entropy(logits, targets.flatten(), reduction="sum")
-        return {
-            "nats": nats,
-            "tokens": torch.tensor(targets.numel(), device=nats.device),
-            "bytes": self.byte_lengths[targets].sum(),
-        }
+        losses: Losses = self.model(*batch)
+        lengths = self.byte_lengths[batch[1]]
+        return {"nats": losses.nats, "tokens": losses.tokens, "bytes": lengths.sum()}
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         """Return loss (nats per token), perplexity and bits per byte."""
@@ -116,20 +122,13 @@ def build_task(config: Config) -> Task:
         mix=config.data.mix,
         val=config.data.val,
     )
-    shape = TransformerShape(
-        vocab_size=data.tokenizer.vocab_size,
-        context=config.model.context,
-        width=config.model.width,
-        layers=config.model.layers,
-        heads=config.model.heads,
-        kv_heads=config.model.kv_heads,
-        ffn_hidden=config.model.ffn_hidden,
-        rope_theta=config.model.rope_theta,
-        norm_eps=config.model.norm_eps,
-        activation=config.act.name,
-        activation_options=config.act.options,
-    )
+    shape = transformer_shape(config.model, config.act, data.tokenizer.vocab_size)
     model = Transformer(shape)
+    network, tokenizer = LanguageNetwork(shape), data.tokenizer.to_json()
+    plan = _plan(config, data, model)
+    if config.finetune is not None:
+        weights = start_from(config.finetune, model, network, tokenizer=tokenizer)
+        plan.insert(1, ("weights", weights))
 
     def module(*arguments: Any, **keywords: Any) -> LanguageModule:
         lengths = torch.from_numpy(data.tokenizer.byte_lengths)
@@ -140,15 +139,34 @@ def build_task(config: Config) -> Task:
         module=module,
         train=data.train,
         val=data.val,
-        plan=_plan(config, data, model),
+        plan=plan,
         monitor="val/loss",
         mode="min",
         shown=["val/loss", "val/ppl", "val/bpb", *(f"val/{name}/loss" for name in data.named)],
         make_input=lambda n: torch.zeros(n, data.val.context, dtype=torch.long),
         tokens_per_sample=data.val.context,
         callbacks=[TextSample(data.tokenizer, config.seed)],
-        files={"tokenizer.json": data.tokenizer.to_json()},
+        files={
+            "tokenizer.json": tokenizer,
+            "network.json": json.dumps(network_to_plain(network), indent=2) + "\n",
+        },
         named_val=dict(data.named),
+    )
+
+
+def transformer_shape(
+    model: LanguageModelConfig, act: ActivationConfig, vocab_size: int
+) -> TransformerShape:
+    """Turn the configuration of a model into its shape."""
+    sizes = {f.name: getattr(model, f.name) for f in dataclasses.fields(model)}
+    for key in ("task", "name", "moe"):
+        del sizes[key]
+    return TransformerShape(
+        vocab_size=vocab_size,
+        activation=act.name,
+        activation_options=act.options,
+        moe=None if model.moe is None else MoEShape(**dataclasses.asdict(model.moe)),
+        **sizes,
     )
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "ImageDataConfig",
     "LanguageModelConfig",
     "LanguageRecipeConfig",
+    "MoEConfig",
     "RecipeConfig",
     "TargetConfig",
     "TextDataConfig",
@@ -50,8 +51,20 @@ class VisionModelConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class MoEConfig:
+    """A mixture of experts; the keys are those of ``polyvision.models.shape.MoEShape``."""
+
+    experts: Count
+    top_k: Count
+    load_balance: NonNegative
+    router_z: NonNegative
+    normalise: bool
+    expert_coefficients: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class LanguageModelConfig:
-    """A decoder-only transformer; ``ffn_hidden`` is the hidden size of an ungated FFN."""
+    """A decoder-only transformer; ``ffn_hidden`` is the hidden size of an ungated FFN or expert."""
 
     task: Literal["language"]
     name: str
@@ -63,14 +76,21 @@ class LanguageModelConfig:
     ffn_hidden: Count
     rope_theta: Positive
     norm_eps: Positive
+    qk_norm: bool
+    tie_embeddings: bool
+    init_std: Positive | None
+    init_cutoff: Positive | None
+    init_depth_scaled: bool
+    checkpointing: bool
+    moe: MoEConfig | None
 
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """What every data set has: its kind and how it is loaded."""
+    """What every data set has: its kind and how many processes load it."""
 
     name: str
-    workers: Annotated[int, Bounds(ge=0)]
+    workers: Annotated[int, Bounds(ge=0)] | Literal["auto"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,9 +168,10 @@ class VisionRecipeConfig(RecipeConfig):
 
 @dataclasses.dataclass(frozen=True)
 class LanguageRecipeConfig(RecipeConfig):
-    """Language modelling adds nothing to the shared recipe but its name."""
+    """What only language modelling has; ``z_loss`` weighs the squared log-partition."""
 
     task: Literal["language"]
+    z_loss: NonNegative
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,6 +252,9 @@ class Config:
     resume: str | None
     dry_run: bool
     experiment: ExperimentConfig | None = None
+    finetune: str | None = None
+    validate: str | None = None
+    validate_output: str | None = None
 
     def plain(self) -> dict[str, Any]:
         """Return nested dictionaries of plain values."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
-from polyvision.training.loader import Collate, MapDataset, OrderedSamples
+from polyvision.training.loader import MapDataset, OrderedSamples
 from polyvision.training.module import TaskModule
+from polyvision.training.workers import Collate
 
 __all__ = ["Task"]
 
@@ -50,5 +50,5 @@ class Task:
     tokens_per_sample: int | None = None
     callbacks: list[Callback] = dataclasses.field(default_factory=list)
     files: dict[str, str] = dataclasses.field(default_factory=dict)
-    unreadable: Callable[[], list[Path]] = list
+    unreadable: Callable[[], list[str]] = list
     named_val: dict[str, MapDataset] = dataclasses.field(default_factory=dict)

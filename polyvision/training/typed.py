@@ -34,6 +34,13 @@ class Bounds:
     le: float = math.inf
     lt: float = math.inf
 
+    @property
+    def text(self) -> str:
+        """The limits in words."""
+        words = {"at least": self.ge, "more than": self.gt, "at most": self.le}
+        words["less than"] = self.lt
+        return " and ".join(f"{word} {v:g}" for word, v in words.items() if math.isfinite(v))
+
     def broken_by(self, value: float) -> str | None:
         """Return the rule that ``value`` breaks, or None."""
         rules = {
@@ -157,7 +164,8 @@ def _convert_union(value: Any, arguments: tuple[Any, ...], path: str, problems: 
 
 def _describe(hint: Any) -> str:
     if get_origin(hint) is Annotated:
-        return _describe(get_args(hint)[0])
+        kind, bounds = get_args(hint)
+        return f"{_describe(kind)} {bounds.text}"
     if get_origin(hint) is Literal:
         return " or ".join(repr(a) for a in get_args(hint))
     names = {int: "an integer", float: "a number", str: "text", bool: "true or false"}

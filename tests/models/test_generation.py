@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from polyvision.errors import PolyvisionError
-from polyvision.models.generation import generate, next_token_probabilities
+from polyvision.models.generation import generate, next_token_probabilities, stream
+from polyvision.models.shape import MoEShape
 from polyvision.models.transformer import Transformer, TransformerShape
 
 SHAPE = TransformerShape(vocab_size=23, context=8, width=16, layers=1, heads=2, ffn_hidden=24)
@@ -28,9 +29,14 @@ class Fixed(nn.Module):
         super().__init__()
         self.logits = torch.tensor(probabilities).log()
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        assert tokens.shape[1] <= self.shape.context
-        return self.logits.expand(*tokens.shape, -1)
+    def new_cache(self, starts: Tensor, capacity: int) -> SimpleNamespace:
+        assert capacity <= self.shape.context
+        return SimpleNamespace(length=0, capacity=capacity)
+
+    def decode(self, tokens: Tensor, cache: SimpleNamespace) -> Tensor:
+        cache.length += tokens.shape[1]
+        assert cache.length <= cache.capacity
+        return self.logits.expand(len(tokens), -1)
 
 
 def prompt(*size: int) -> Tensor:
@@ -45,6 +51,57 @@ def test_greedy_equals_a_loop_of_argmax_over_the_last_context() -> None:
         expected = torch.cat((expected, following[:, None]), dim=1)
     assert torch.equal(generate(model, start, 9, temperature=0), expected)
     assert torch.equal(generate(model, start, 0), start)
+
+
+MODELS = {
+    "dense": {"kv_heads": 2, "rope_theta": 50.0},
+    "experts": {"qk_norm": True, "moe": MoEShape(experts=4, top_k=2)},
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_cached_logits_equal_those_of_the_whole_window(kind: str) -> None:
+    """Rows of different lengths, from the first token to beyond the context, in float64."""
+    shape = TransformerShape(
+        vocab_size=23, context=8, width=16, layers=2, heads=4, ffn_hidden=24, **MODELS[kind]
+    )
+    model = Transformer(shape).double()
+    calls: list[Tensor] = []
+    decode = model.decode
+    model.decode = lambda tokens, cache: calls.append(decode(tokens, cache)) or calls[-1]
+    padded, starts = prompt(3, 5), torch.tensor([0, 4, 2])
+    new = torch.stack(list(stream(model, padded, 9, starts=starts, temperature=0)), dim=1)
+    for row, start in enumerate(starts.tolist()):
+        tokens = padded[row, start:]
+        for step, logits in enumerate(calls):
+            expected = model(tokens[None, -8:])[0, -1]
+            torch.testing.assert_close(logits[row], expected, rtol=1e-10, atol=1e-10)
+            assert new[row, step] == expected.argmax()
+            tokens = torch.cat((tokens, new[row, step : step + 1]))
+
+
+def test_each_token_is_computed_once_within_the_context() -> None:
+    model, lengths = Transformer(SHAPE), []
+    decode = model.decode
+    model.decode = lambda tokens, cache: lengths.append(tokens.shape[1]) or decode(tokens, cache)
+    list(stream(model, prompt(2, 3), 8))
+    assert lengths == [3, 1, 1, 1, 1, 1, 8, 8]
+
+
+def test_a_closed_stream_restores_the_mode() -> None:
+    model = Transformer(SHAPE)
+    running = stream(model, prompt(1, 2), 5)
+    next(running)
+    assert not model.training
+    running.close()
+    assert model.training
+
+
+def test_bf16_autocast_keeps_a_bf16_cache() -> None:
+    model = Transformer(SHAPE)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert generate(model, prompt(2, 3), 4, seed=0).shape == (2, 7)
+        assert model.new_cache(torch.zeros(1, dtype=torch.int64), 4)._memory.dtype == torch.bfloat16
 
 
 def test_a_prompt_longer_than_the_context_is_kept_and_cropped() -> None:
@@ -80,7 +137,7 @@ class Failing(nn.Module):
         super().__init__()
         self.active, self.frozen = nn.Dropout(), nn.Dropout().eval()
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def new_cache(self, starts: Tensor, capacity: int) -> None:
         raise RuntimeError(f"training: {[m.training for m in self.modules()]}")
 
 

@@ -127,7 +127,7 @@ def test_a_model_in_bfloat16_rotates_by_exact_angles() -> None:
     """Angles held in bfloat16 would be wrong by whole radians at position 4001."""
     x = torch.randn(1, 1, 1, 12, dtype=torch.bfloat16)
     shape = dataclasses.replace(SMALL, context=4096)
-    cos, sin = Transformer(shape).bfloat16()._rotation(4002)
+    cos, sin = Transformer(shape).bfloat16()._rotation(torch.arange(4002))
     exact = rotary_table(torch.tensor([4001]), 6, shape.rope_theta, torch.float64)
     torch.testing.assert_close(cos[-1:].double(), exact[0], rtol=0, atol=1e-3)
     torch.testing.assert_close(sin[-1:].double(), exact[1], rtol=0, atol=1e-3)

@@ -5,16 +5,26 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from polyvision.analysis.compare.pairing import baseline_of, common_step, group_runs, metrics_of
 from polyvision.analysis.compare.reading import find_runs, read_run
 from polyvision.analysis.compare.report import Comparison
 from polyvision.analysis.compare.settings import check_alike
-from polyvision.analysis.document import as_html, as_markdown
+from polyvision.analysis.document import Section, as_html, as_markdown
 from polyvision.errors import PolyvisionError
 
-__all__ = ["add_arguments", "compare", "run"]
+__all__ = [
+    "add_arguments",
+    "compare",
+    "data_name",
+    "run",
+    "settings_line",
+    "tables",
+    "write_report",
+]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,11 +69,14 @@ def run(arguments: argparse.Namespace) -> str:
         allow=allow,
         at_common_step=arguments.common_step,
     )
-    folder: Path = arguments.output
-    try:
-        return _write(folder, comparison)
-    except OSError as error:
-        raise PolyvisionError(f"--output: cannot write {folder}: {error.strerror}") from error
+    title = f"{', '.join(comparison.counted)} on {data_name(comparison)}"
+    return write_report(
+        arguments.output,
+        title,
+        settings_line(comparison),
+        comparison.sections(),
+        tables(comparison),
+    )
 
 
 def compare(
@@ -99,28 +112,49 @@ def compare(
     )
 
 
-def _write(folder: Path, comparison: Comparison) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    settings = next(iter(comparison.groups[comparison.baseline].values())).config
-    title = f"{', '.join(comparison.counted)} on {settings['data']['name']}"
-    lead = (
+def data_name(comparison: Comparison) -> str:
+    """Return the name of the data that the runs were trained on."""
+    return str(_settings(comparison)["data"]["name"])
+
+
+def settings_line(comparison: Comparison) -> str:
+    """Return the settings that the runs share, as a sentence."""
+    settings = _settings(comparison)
+    return (
         f"{settings['model']['name']}, recipe {settings['recipe']['name']}, precision "
         f"{settings['precision']}."
     )
-    sections = comparison.sections()
+
+
+def _settings(comparison: Comparison) -> Mapping[str, Any]:
+    return next(iter(comparison.groups[comparison.baseline].values())).config
+
+
+def tables(comparison: Comparison) -> dict[str, str]:
+    """Return the report's tables in full precision: file name -> CSV."""
+    return {"runs.csv": _runs_csv(comparison), "differences.csv": _differences_csv(comparison)}
+
+
+def write_report(
+    folder: Path, title: str, lead: str, sections: Sequence[Section], tables: Mapping[str, str]
+) -> str:
+    """Write Markdown, HTML, figures and tables; return the Markdown and where they lie.
+
+    Raises:
+        PolyvisionError: the folder cannot be written.
+    """
     markdown = as_markdown(title, lead, sections)
-    files = {
-        "report.md": markdown,
-        "report.html": as_html(title, lead, sections),
-        "runs.csv": _runs_csv(comparison),
-        "differences.csv": _differences_csv(comparison),
-    }
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    for section in sections:
-        if section.figure:
-            (folder / section.figure[0]).write_bytes(section.figure[1])
-    return f"{markdown}\nWritten to {folder}: {', '.join([*files, 'curves.png'])}"
+    files = {"report.md": markdown, "report.html": as_html(title, lead, sections), **tables}
+    figures = dict(section.figure for section in sections if section.figure)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        for name, image in figures.items():
+            (folder / name).write_bytes(image)
+    except OSError as error:
+        raise PolyvisionError(f"--output: cannot write {folder}: {error.strerror}") from error
+    return f"{markdown}\nWritten to {folder}: {', '.join([*files, *figures])}"
 
 
 def _runs_csv(comparison: Comparison) -> str:

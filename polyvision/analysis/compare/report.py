@@ -22,7 +22,7 @@ from polyvision.analysis.compare.plots import curves_figure
 from polyvision.analysis.compare.reading import Run
 from polyvision.analysis.document import Section, png
 
-__all__ = ["Comparison", "DifferenceRow"]
+__all__ = ["Comparison", "DifferenceRow", "difference_words", "spread"]
 
 Measure = Callable[[Run], float | None]
 
@@ -144,7 +144,7 @@ class Comparison:
         table = [("metric", *acts)]
         for label, (_, measure) in self.measures.items():
             values = self.values(measure)
-            table.append((label, *(_spread(values[act].values()) for act in acts)))
+            table.append((label, *(spread(values[act].values()) for act in acts)))
         return Section(
             "Metrics",
             (
@@ -196,8 +196,8 @@ class Comparison:
                     act,
                     " / ".join(f"{size:,}" for size in sizes),
                     " / ".join(f"{size / 2**20:.1f}" for size in kept),
-                    _spread(peaks[act].values(), "{:.2f}"),
-                    _spread(rates[act].values(), "{:,.0f}"),
+                    spread(peaks[act].values(), "{:.2f}"),
+                    spread(rates[act].values(), "{:,.0f}"),
                     _ratio(rates[act], rates[self.baseline]),
                 )
             )
@@ -252,8 +252,13 @@ def _present(seeds: Mapping[int, Run], measure: Measure) -> dict[int, float]:
     return {seed: value for seed, value in values.items() if value is not None}
 
 
-def _spread(values: Iterable[float], form: str | None = None) -> str:
-    """Write mean, standard deviation and count; without a deviation where there is one value."""
+def spread(values: Iterable[float], form: str | None = None) -> str:
+    """Write mean, standard deviation and count; without a deviation where there is one value.
+
+    Args:
+        values: one for each run.
+        form: how a number is written, such as ``{:.2f}``; None: four decimals.
+    """
     numbers = list(values)
     if not numbers:
         return "-"
@@ -285,6 +290,12 @@ def _difference_cells(difference: Difference, tag: str) -> tuple[str, str, str, 
     if not (low > 0 or high < 0):
         return mean, text, pairs, "not told apart"
     return mean, text, pairs, "better" if (low > 0) == higher_is_better(tag) else "worse"
+
+
+def difference_words(difference: Difference, tag: str) -> str:
+    """Write a paired difference, its interval, and what both allow to say."""
+    mean, interval, pairs, verdict = _difference_cells(difference, tag)
+    return f"{mean} ({interval}; {pairs}): {verdict}"
 
 
 def _ratio(rates: Mapping[int, float], baseline: Mapping[int, float]) -> str:

@@ -1,0 +1,1 @@
+"""A trained language model in use: generated text, perplexity, benchmark tasks."""

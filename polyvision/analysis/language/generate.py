@@ -1,0 +1,205 @@
+"""``polyvision generate``: continue prompts with a trained language model."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import torch
+
+from polyvision.analysis.language.continuation import Continuation
+from polyvision.analysis.language.trained import (
+    TrainedModel,
+    add_model_arguments,
+    open_language_model,
+)
+from polyvision.errors import PolyvisionError
+from polyvision.models.generation import stream
+
+__all__ = ["add_arguments", "continue_texts", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the verb."""
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--prompt",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="text to continue; may be given several times (default: one empty text)",
+    )
+    parser.add_argument(
+        "--prompt-file",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="UTF-8 file with a text to continue, - for standard input; may be given several times",
+    )
+    parser.add_argument("--max-new-tokens", type=int, default=200, help="(default: %(default)s)")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.8,
+        help="divides the logits; 0 takes the most likely token (default: %(default)s)",
+    )
+    parser.add_argument("--top-k", type=int, help="draw from the k most likely tokens")
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        help="draw from the most likely tokens that together have this probability",
+    )
+    parser.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end before this text; may be given several times",
+    )
+    parser.add_argument("--seed", type=int, help="for repeatable samples (default: a fresh one)")
+    parser.add_argument(
+        "--batch-size", type=int, default=16, help="prompts at a time (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--stream", action="store_true", help="print the text while it comes, prompt by prompt"
+    )
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """Generate, say to standard error how fast, and return the texts, each after its prompt.
+
+    Raises:
+        PolyvisionError: a value is out of range, a file cannot be read, or there is no such model.
+    """
+    _check(arguments)
+    prompts = [*arguments.prompt, *(_read(name) for name in arguments.prompt_file)] or [""]
+    trained = open_language_model(arguments)
+    live = bool(arguments.stream)
+    size = 1 if live else arguments.batch_size
+    made: list[Continuation] = []
+    started = time.perf_counter()
+    for start in range(0, len(prompts), size):
+        batch = prompts[start : start + size]
+        if live:
+            print(_heading(start, len(prompts)) + batch[0], end="", flush=True)
+        made += continue_texts(
+            trained,
+            batch,
+            arguments.max_new_tokens,
+            temperature=arguments.temperature,
+            top_k=arguments.top_k,
+            top_p=arguments.top_p,
+            stops=arguments.stop,
+            seed=None if arguments.seed is None else arguments.seed + start,
+            show=_print if live else None,
+        )
+        if live:
+            print(flush=True)
+    seconds = time.perf_counter() - started
+    tokens = sum(each.tokens for each in made)
+    print(
+        f"{tokens:,} tokens in {seconds:.2f} s ({tokens / seconds:,.0f} tokens/s), "
+        f"{len(prompts)} prompts, {trained.source}, step {trained.step:,}",
+        file=sys.stderr,
+    )
+    if live:
+        return ""
+    texts = (p + each.text for p, each in zip(prompts, made, strict=True))
+    return "\n".join(_heading(i, len(prompts)) + text for i, text in enumerate(texts))
+
+
+def continue_texts(
+    trained: TrainedModel,
+    prompts: Sequence[str],
+    max_new_tokens: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stops: Sequence[str] = (),
+    seed: int | None = None,
+    show: Callable[[str], None] | None = None,
+) -> list[Continuation]:
+    """Continue several texts at once; each ends at ``stops``, at an end token, or at the limit.
+
+    Args:
+        trained: the language model.
+        prompts: one or more texts; an empty one begins at the start of a document.
+        max_new_tokens: the limit.
+        temperature: as in ``polyvision.models.generation.generate``, like the next two.
+        top_k: number of tokens to draw from.
+        top_p: probability of the tokens to draw from.
+        stops: texts to end before.
+        seed: for repeatable samples.
+        show: is called with the text of the only prompt's continuation while it comes.
+
+    Raises:
+        PolyvisionError: a value is out of range.
+    """
+    assert show is None or len(prompts) == 1
+    rows = [trained.tokenizer.encode(text).tolist() or [trained.first] for text in prompts]
+    longest = max(map(len, rows))
+    padded = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
+    starts = torch.tensor([longest - len(row) for row in rows])
+    made = [Continuation(trained.tokenizer, stops) for _ in rows]
+    tokens = stream(
+        trained.model,
+        padded.to(trained.device),
+        max_new_tokens,
+        starts=starts.to(trained.device),
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+    )
+    with trained.autocast(), closing(tokens):
+        for new in tokens:
+            texts = [each.add(token) for each, token in zip(made, new.tolist(), strict=True)]
+            if show:
+                show(texts[0])
+            if all(each.ended for each in made):
+                break
+    rest = [each.close() for each in made]
+    if show:
+        show(rest[0])
+    return made
+
+
+def _print(text: str) -> None:
+    print(text, end="", flush=True)
+
+
+def _heading(number: int, count: int) -> str:
+    return f"--- {number + 1} of {count} ---\n" if count > 1 else ""
+
+
+def _read(name: str) -> str:
+    try:
+        content = sys.stdin.buffer.read() if name == "-" else Path(name).expanduser().read_bytes()
+        return content.decode()
+    except OSError as error:
+        raise PolyvisionError(f"--prompt-file {name}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise PolyvisionError(
+            f"--prompt-file {name} is not UTF-8: byte {content[error.start]:#04x} at offset "
+            f"{error.start}"
+        ) from None
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if arguments.batch_size < 1:
+        raise PolyvisionError(f"--batch-size must be at least 1, got {arguments.batch_size}")
+    if arguments.seed is not None and not 0 <= arguments.seed < 2**63:
+        raise PolyvisionError(f"--seed must be a number from 0 to 2^63 - 1, got {arguments.seed}")
+    for name in ("prompt", "stop"):
+        for text in getattr(arguments, name):
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise PolyvisionError(f"--{name} {text!r} is not UTF-8") from None
+    if "" in arguments.stop:
+        raise PolyvisionError("--stop '' would end every text at once: give some text")
