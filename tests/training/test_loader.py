@@ -155,6 +155,8 @@ def test_validation_shards_hold_each_sample_once():
     shards = [val_loader(Numbers(7), 2, rank=r, world_size=3) for r in range(3)]
     seen = [int(row[0]) for shard in shards for batch in shard for row in batch]
     assert sorted(seen) == list(range(7))
+    with pytest.raises(PolyvisionError, match="of 7 samples cannot be shared by 8 devices"):
+        val_loader(Numbers(7), 2, rank=0, world_size=8)
 
 
 class Faulty(Numbers):
