@@ -14,11 +14,13 @@ from polyvision.activations import activation_info
 from polyvision.data.text import TextData, load_text_data
 from polyvision.data.tokenizers import Tokenizer
 from polyvision.models.generation import generate
+from polyvision.models.router import Routing
 from polyvision.models.shape import MoEShape, TransformerShape
 from polyvision.models.transformer import Losses, Transformer
 from polyvision.training.callbacks import tensorboard
 from polyvision.training.module import TaskModule
 from polyvision.training.report import count
+from polyvision.training.routing import RoutingMonitor
 from polyvision.training.schema import (
     ActivationConfig,
     Config,
@@ -39,11 +41,15 @@ class LanguageModule(TaskModule):
     def __init__(self, model: nn.Module, *arguments: Any, val_bytes: int, **keywords: Any) -> None:
         super().__init__(model, *arguments, **keywords)
         self.val_bytes = val_bytes
+        # What the routers did with the last training batch.
+        self.routing: Routing | None = None
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the mean cross-entropy in nats per token, plus z-loss and router losses."""
         assert isinstance(self.recipe, LanguageRecipeConfig)
         losses: Losses = self.model(*batch, z_weight=self.recipe.z_loss)
+        if losses.routing is not None:
+            self.routing = Routing(*(value.detach() for value in losses.routing))
         return losses.total
 
     def count(self, batch: Batch) -> dict[str, Tensor]:
@@ -127,7 +133,10 @@ def build_task(config: Config) -> Task:
         shown=["val/loss", "val/ppl", "val/bpb"],
         make_input=lambda n: torch.zeros(n, shape.context, dtype=torch.long),
         tokens_per_sample=shape.context,
-        callbacks=[TextSample(data.tokenizer, config.seed)],
+        callbacks=[
+            TextSample(data.tokenizer, config.seed),
+            *([] if shape.moe is None else [RoutingMonitor()]),
+        ],
         files={"tokenizer.json": data.tokenizer.to_json()},
     )
 
@@ -157,7 +166,16 @@ def _plan(config: Config, data: TextData, model: Transformer) -> list[tuple[str,
             f"{config.model.name}: {shape.layers} layers of width {shape.width}, "
             f"{shape.heads} heads, context {shape.context}",
         ),
+        *([] if shape.moe is None else [("experts", _experts(model, shape.moe))]),
         ("activation", f"{config.act.label}{gated} in {shape.layers} feed-forward networks"),
         ("parameters", f"{model.num_parameters:,} ({count(model.num_parameters)})"),
         *data.describe().items(),
     ]
+
+
+def _experts(model: Transformer, moe: MoEShape) -> str:
+    active = model.num_active_parameters
+    return (
+        f"{moe.experts} a layer, {moe.top_k} a token ({active:,} active parameters); load balance "
+        f"{moe.load_balance:g}, router z-loss {moe.router_z:g}"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from polyvision.errors import PolyvisionError
-from polyvision.models.generation import generate, next_token_probabilities
-from polyvision.models.transformer import Transformer, TransformerShape
+from polyvision.models.generation import complete, generate, stream
+from polyvision.models.sampling import Sampling, next_token_probabilities
+from polyvision.models.transformer import MoEShape, Transformer, TransformerShape
 
 SHAPE = TransformerShape(vocab_size=23, context=8, width=16, layers=1, heads=2, ffn_hidden=24)
 
@@ -22,7 +24,7 @@ SHAPE = TransformerShape(vocab_size=23, context=8, width=16, layers=1, heads=2, 
 class Fixed(nn.Module):
     """A language model that always expects the same distribution."""
 
-    shape = SimpleNamespace(context=4)
+    shape = SimpleNamespace(context=4, vocab_size=4)
 
     def __init__(self, probabilities: list[float]) -> None:
         super().__init__()
@@ -32,26 +34,105 @@ class Fixed(nn.Module):
         assert tokens.shape[1] <= self.shape.context
         return self.logits.expand(*tokens.shape, -1)
 
+    def decode(self, tokens: Tensor, cache: Any) -> Tensor:
+        return self.logits.expand(tokens.shape[0], -1)
+
 
 def prompt(*size: int) -> Tensor:
     return torch.randint(SHAPE.vocab_size, size)
 
 
-def test_greedy_equals_a_loop_of_argmax_over_the_last_context() -> None:
-    model, start = Transformer(SHAPE), prompt(3, 5)
-    expected = start
-    for _ in range(9):
-        following = model(expected[:, -8:])[:, -1].argmax(-1)
-        expected = torch.cat((expected, following[:, None]), dim=1)
-    assert torch.equal(generate(model, start, 9, temperature=0), expected)
+def following(model: Transformer, row: list[int], context: int, count: int) -> list[int]:
+    """Greedy tokens of one row by plain forward passes; from a full context the older half goes."""
+    seen, new = row[-context:], []
+    for _ in range(count):
+        new.append(int(model(torch.tensor([seen]))[0, -1].argmax()))
+        seen = [*(seen if len(seen) < context else seen[context // 2 + 1 :]), new[-1]]
+    return new
+
+
+def sharp(**changes: Any) -> Transformer:
+    """A float64 model whose most likely tokens differ, so that rounding decides nothing."""
+    model = Transformer(dataclasses.replace(SHAPE, layers=2, **changes)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) + (parameter.ndim == 1))
+    return model
+
+
+MODELS = {
+    "plain": {},
+    "grouped": {"heads": 4, "kv_heads": 2},
+    "moe": {"qk_norm": True, "moe": MoEShape(4, 2)},
+    "odd": {"context": 7},
+    "one": {"context": 1},
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_equals_plain_forward_passes_also_beyond_the_context(name: str) -> None:
+    model, context = sharp(**MODELS[name]), MODELS[name].get("context", 8)
+    rows = [prompt(n).tolist() for n in (3, 1, 5, 20)]  # of different lengths, one too long
+    expected = [following(model, row, context, 15) for row in rows]
+    for cache in (True, False):
+        found = complete(model, rows, 15, sampling=Sampling(temperature=0), cache=cache)
+        assert found == expected
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_samples_with_the_cache_equal_those_without(name: str) -> None:
+    model, start = sharp(**MODELS[name]), prompt(3, 4)
+    options = {"temperature": 0.8, "top_k": 9, "top_p": 0.9, "seed": 2}
+    with_cache, without = (generate(model, start, 14, **options, cache=c) for c in (True, False))
+    assert torch.equal(with_cache, without)
+    assert torch.equal(with_cache[:, :4], start)
     assert torch.equal(generate(model, start, 0), start)
 
 
-def test_a_prompt_longer_than_the_context_is_kept_and_cropped() -> None:
-    model, start = Transformer(SHAPE), prompt(2, 20)
-    out = generate(model, start, 3, temperature=0)
-    assert torch.equal(out[:, :20], start)
-    assert torch.equal(out[:, 20:], generate(model, start[:, -8:], 3, temperature=0)[:, 8:])
+def test_each_token_is_read_once() -> None:
+    """A prompt of 3 and single tokens; at the context of 8 the newer half is read again."""
+    model, read = sharp(), []
+    decode = model.decode
+    model.decode = lambda tokens, cache: read.append(tokens.shape[1]) or decode(tokens, cache)
+    generate(model, prompt(2, 3), 12, seed=0)
+    assert read == [3, 1, 1, 1, 1, 1, 4, 1, 1, 1, 1, 4]
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    model, rows = sharp(), [prompt(n).tolist() for n in (2, 6, 11)]
+    greedy = Sampling(temperature=0)
+    alone = [complete(model, [row], 10, sampling=greedy)[0] for row in rows]
+    assert complete(model, rows, 10, sampling=greedy) == alone
+
+
+def test_stop_sequences() -> None:
+    model, rows = sharp(), [prompt(3).tolist(), prompt(4).tolist()]
+    greedy = Sampling(temperature=0)
+    whole = complete(model, rows, 12, sampling=greedy)
+    stop = [whole[0][4:6], whole[1][7:8]]
+    ends = [min(_end(row, s) for s in stop) for row in whole]
+    found = complete(model, rows, 12, sampling=greedy, stop=stop)
+    for row, text, (end, size) in zip(found, whole, ends, strict=True):
+        assert row == text[: end - size]
+    steps = list(stream(model, rows, 12, sampling=greedy, stop=stop))
+    assert len(steps) == min(12, max(end for end, _ in ends))
+    for row, (end, _) in enumerate(ends):  # the stop sequence itself is streamed
+        assert [step[row] for step in steps] == whole[row][:end] + [None] * (len(steps) - end)
+
+
+def _end(row: list[int], stop: list[int]) -> tuple[int, int]:
+    """Where a sequence first ends in a row, and its size."""
+    places = (i for i in range(1, len(row) + 1) if row[max(0, i - len(stop)) : i] == stop)
+    return next(places, len(row) + len(stop)), len(stop)
+
+
+def test_a_stream_can_be_left() -> None:
+    model = sharp().train()
+    steps = stream(model, [[1, 2]], 1000, seed=1)
+    first = [next(steps)[0] for _ in range(5)]
+    assert model.training  # also between two tokens
+    steps.close()
+    assert complete(model, [[1, 2]], 5, seed=1) == [first]
 
 
 def test_seeds() -> None:
@@ -65,7 +146,7 @@ def test_seeds() -> None:
 
 @pytest.mark.parametrize("seed", [None, 5])
 def test_the_random_state_of_training_is_untouched(seed: int | None) -> None:
-    model, start = Fixed([0.5, 0.5]), prompt(2, 3)
+    model, start = Fixed([0.5, 0.5]), prompt(2, 3) % 2
     before = torch.get_rng_state()
     generate(model, start, 4, seed=seed)
     assert torch.equal(torch.get_rng_state(), before)
@@ -87,7 +168,7 @@ class Failing(nn.Module):
 def test_modes_and_gradients_are_restored_even_after_an_error() -> None:
     model = Failing()
     with pytest.raises(RuntimeError, match=r"training: \[False, False, False\]"):
-        generate(model, prompt(1, 2), 1)
+        generate(model, prompt(1, 2), 1, cache=False)
     assert [m.training for m in model.modules()] == [True, True, False]
     assert torch.is_grad_enabled()
 
@@ -173,3 +254,23 @@ def test_errors(arguments: dict[str, Any], text: str) -> None:
     valid = {"prompt": torch.zeros(1, 3, dtype=torch.int64), "max_new_tokens": 2}
     with pytest.raises(PolyvisionError, match=text):
         generate(Fixed(P), **(valid | arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"prompts": []}, "prompts is empty"),
+        ({"prompts": [[1], []]}, r"prompt 1 must be a list of at least one token number, got \[\]"),
+        ({"prompts": ["hello"]}, "prompt 0 must be a list of at least one token number"),
+        ({"prompts": [[1, 4]]}, "prompt 0 holds 4; tokens of this model are .* from 0 to 3"),
+        ({"prompts": [[-1]]}, "prompt 0 holds -1"),
+        ({"prompts": [[1.5]]}, "prompt 0 holds 1.5"),
+        ({"stop": [[]]}, "stop sequence 0 must be a list"),
+        ({"stop": [[9]]}, "stop sequence 0 holds 9"),
+        ({"max_new_tokens": -2}, "max_new_tokens must be 0 or more"),
+    ],
+)
+def test_errors_come_before_the_first_token(arguments: dict[str, Any], text: str) -> None:
+    valid = {"prompts": [[1], [2, 3]], "max_new_tokens": 2}
+    with pytest.raises(PolyvisionError, match=text):
+        stream(Fixed(P), **(valid | arguments))
