@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
+from torch.utils.checkpoint import checkpoint
 
-__all__ = ["autocast_now", "ffn_down", "gradients", "opened", "recompute"]
+__all__ = ["autocast_now", "ffn_down", "gradients", "opened", "recompute", "repeated", "watched"]
 
 Function = Callable[..., Tensor]
 
@@ -40,9 +41,20 @@ def gradients(
     return [next(rest) if need else None for need in needs]
 
 
-def _watched() -> bool:
-    """Tell whether the compiler or a function transform watches: these decide themselves."""
+def watched() -> bool:
+    """Tell whether the compiler or a function transform watches: these decide what is kept."""
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+def repeated(function: Function, *tensors: Tensor) -> Tensor:
+    """Compute ``function(*tensors)`` where ``watched``; tell the compiler not to keep the result.
+
+    By itself it would keep what the next matrix product reads.
+    """
+    if torch.compiler.is_exporting() or not torch.compiler.is_compiling():
+        return function(*tensors)
+    result: Tensor = checkpoint(function, *tensors, use_reentrant=False, preserve_rng_state=False)
+    return result
 
 
 def autocast_now(device: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
@@ -90,7 +102,7 @@ class _Recompute(torch.autograd.Function):
 
 def recompute(function: Function, *tensors: Tensor | None) -> Tensor:
     """Compute ``function(*tensors)``, keeping nothing but the tensors for the backward pass."""
-    if _watched():
+    if watched():
         return function(*tensors)
     result: Tensor = _Recompute.apply(function, *tensors)
     return result
@@ -154,8 +166,8 @@ def ffn_down(
     inputs: Sequence[Tensor], weight: Tensor, activation: Function, bias: Tensor | None
 ) -> Tensor:
     """Compute ``linear(activation(*inputs), weight, bias)``, keeping the inputs only."""
-    if _watched():
-        return linear(activation(*inputs), weight, bias)
+    if watched():
+        return linear(repeated(activation, *inputs), weight, bias)
     function, parameters = opened(activation, len(inputs))
     result: Tensor = _Down.apply(function, weight, bias, *inputs, *parameters)
     return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["PolyvisionError", "did_you_mean", "unknown"]
+__all__ = ["PolyvisionError", "did_you_mean", "some", "unknown"]
 
 
 class PolyvisionError(ValueError):
@@ -27,3 +27,10 @@ def unknown(what: str, name: str, choices: Iterable[str]) -> PolyvisionError:
     valid = sorted(choices)
     hint = did_you_mean(name, valid)
     return PolyvisionError(f"unknown {what} {name!r}.{hint} Valid: {', '.join(valid) or 'none'}.")
+
+
+def some(names: Iterable[str], limit: int = 5) -> str:
+    """Return the first names in order, and how many are left out."""
+    ordered = sorted(names)
+    rest = len(ordered) - limit
+    return ", ".join(ordered[:limit]) + (f" and {rest} more" if rest > 0 else "")

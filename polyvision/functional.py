@@ -272,8 +272,8 @@ def ffn_down(
     """Activation and down projection of a feed-forward network, keeping the pre-activation only.
 
     Computes ``linear(activation(*inputs), weight, bias)``. The backward pass computes the
-    activation again, which costs little beside the matrix products, instead of keeping its result.
-    Under ``torch.compile`` and ``torch.func`` it is the plain composition.
+    activation again, which costs little beside the matrix products, instead of keeping its result;
+    so it does in compiled code. Under ``torch.func`` and in exports it is the plain composition.
 
     Args:
         inputs: the pre-activation, or those of a gated activation.

@@ -20,7 +20,7 @@ from polyvision.analysis.cost import PAPER_METHODS, paper_row
 from polyvision.analysis.flops import count_flops, flops_per_element, matrix_counter
 from polyvision.analysis.layers import inference, watch_outputs
 from polyvision.analysis.result import Result, text_table
-from polyvision.analysis.saved import FORMS, saved_bytes, seconds
+from polyvision.analysis.saved import FORMS, hidden_bytes, saved_bytes, seconds
 
 __all__ = ["analyse_cost", "cost_tables"]
 
@@ -34,7 +34,8 @@ def cost_tables(*, device: str = "cpu", rows_timed: int = 512, repeats: int = 10
 
     Every registered activation has a row; the formulas for memory exist for the paper's six only.
     Bytes are those of tensors of the full size, which are not allocated. Times are measured on
-    ``rows_timed`` rows of the same hidden layer.
+    ``rows_timed`` rows of the same hidden layer. A second table is about whole feed-forward
+    networks: what they keep of the hidden layer for each token.
 
     Args:
         device: where times are measured.
@@ -76,8 +77,25 @@ def cost_tables(*, device: str = "cpu", rows_timed: int = 512, repeats: int = 10
         scalars,
         {"setting": setting, "activations": records},
         _bars(names, series, "MiB kept for the backward pass"),
-        f"{text_table(header, table)}\n{note}",
+        f"{text_table(header, table)}\n{note}\n\n{_hidden_layer_table(records)}",
     )
+
+
+def _hidden_layer_table(records: list[dict[str, Any]]) -> str:
+    """Show what a whole feed-forward network keeps of its hidden layer for each token."""
+    swiglu = next(r["hidden_bytes"]["plain"] for r in records if r["name"] == "swiglu")
+    tokens = _BATCH * _LENGTH
+    rows: list[list[object]] = []
+    for r in records:
+        kept = r["hidden_bytes"]
+        paper = None if r["paper_bytes"] is None else round(r["paper_bytes"] / tokens)
+        rows.append(
+            [r["name"], paper, round(kept["plain"] / tokens), round(kept["recomputed"] / tokens)]
+            + [f"{kept['recomputed'] / kept['plain']:.2f}", f"{kept['recomputed'] / swiglu:.2f}"]
+        )
+    header = ["bytes a token, whole FFN", "paper, Table 8", "plain", "recomputed"]
+    text = text_table([*header, "recomputed/plain", "recomputed/plain swiglu"], rows)
+    return f"{text}\nkept of the hidden layer for the backward pass; with checkpointing 0 (Table 9)"
 
 
 def _record(name: str, device: str, rows: int, repeats: int) -> dict[str, Any]:
@@ -96,6 +114,9 @@ def _record(name: str, device: str, rows: int, repeats: int) -> dict[str, Any]:
         "ratio_checkpointed": 2 * flops / (24 * _WIDTH),
         "paper_bytes": paper_row(name).memory if name in PAPER_METHODS else None,
         "saved_bytes": {form: saved_bytes(module, form, full, _DTYPE) for form in FORMS},
+        "hidden_bytes": hidden_bytes(
+            name, width=_WIDTH, hidden=4 * _WIDTH, tokens=_BATCH * _LENGTH, dtype=_DTYPE
+        ),
         "seconds": {
             form: seconds(module, form, timed, _DTYPE, device=device, repeats=repeats)
             for form in FORMS

@@ -16,8 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from polyvision.analysis.flops import plain_form
+from polyvision.models.ffn import FeedForward
 
-__all__ = ["FORMS", "SavedTensors", "form_of", "saved_bytes", "seconds"]
+__all__ = ["FORMS", "SavedTensors", "form_of", "hidden_bytes", "saved_bytes", "seconds"]
 
 FORMS = ("eager", "checkpointed", "fused")
 
@@ -87,6 +88,45 @@ def saved_bytes(
         with SavedTensors() as saved:
             form_of(module, form)(*inputs)
     return saved.bytes
+
+
+def hidden_bytes(
+    name: str, *, width: int, hidden: int, tokens: int, dtype: torch.dtype
+) -> dict[str, int]:
+    """Return what a whole feed-forward network keeps of its hidden layer for the backward pass.
+
+    Its input and weights are left out: they are the same whatever the activation. Tensors of
+    ``tokens`` rows are not allocated.
+
+    Args:
+        name: registered name of the activation.
+        width: size of the network's input.
+        hidden: hidden size of an ungated network; a gated one takes 2/3.
+        tokens: rows of the input.
+        dtype: dtype of input and weights.
+
+    Returns:
+        Bytes by form: ``plain``, matrices and activation one after the other in torch operations,
+        and ``recomputed``, ``FeedForward``.
+    """
+    ffn = FeedForward(width, hidden, name).to(dtype)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x = torch.empty(tokens, width, dtype=dtype, requires_grad=True)
+        activation = plain_form(ffn.activation)
+
+        def plain(x: Tensor) -> Tensor:
+            h = (ffn.up(x),) if ffn.gate is None else (ffn.gate(x), ffn.up(x))
+            y: Tensor = ffn.down(activation(*h))
+            return y
+
+        found = {}
+        given = sum(t.numel() * t.element_size() for t in (x, *ffn.parameters()))
+        forms: dict[str, Callable[[Tensor], Tensor]] = {"plain": plain, "recomputed": ffn}
+        for form, function in forms.items():
+            with SavedTensors() as saved:
+                function(x)
+            found[form] = saved.bytes - given
+    return found
 
 
 def seconds(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -49,8 +50,8 @@ class UnreadableImageError(Exception):
     """An image file that cannot be decoded; the text is the reason, without the path."""
 
 
-def decode_image(path: str | os.PathLike[str]) -> Image.Image:
-    """Return the image in mode RGB, upright.
+def decode_image(file: str | os.PathLike[str] | BinaryIO) -> Image.Image:
+    """Return the image of a path, or of a file's content, in mode RGB and upright.
 
     Raises:
         UnreadableImageError: not an image, damaged, truncated, too large, or not to be opened.
@@ -59,14 +60,15 @@ def decode_image(path: str | os.PathLike[str]) -> Image.Image:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # remarks on metadata
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=_FORMATS) as image:
+            with Image.open(file, formats=_FORMATS) as image:
                 image.load()
                 return _to_rgb(_upright(image))
     except MemoryError:
         raise
     except Exception as error:  # decoders of damaged files raise nearly anything
         reason = str(error) or type(error).__name__
-        raise UnreadableImageError(reason.replace(repr(os.fspath(path)), "the file")) from error
+        shown = repr(os.fspath(file)) if isinstance(file, str | os.PathLike) else repr(file)
+        raise UnreadableImageError(reason.replace(shown, "the file")) from error
 
 
 def _upright(image: Image.Image) -> Image.Image:

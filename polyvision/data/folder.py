@@ -1,31 +1,22 @@
-"""Image files in class folders: listing, splitting, and a data set that never guesses.
-
-An unreadable file is never replaced by another image. In training it is skipped, counted and named;
-in validation, where a missing image would change the result, it is an error.
-"""
+"""Image files in class folders: listing and splitting."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
 import hashlib
-import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.utils.data import Dataset
+from numpy.typing import NDArray
 
-from polyvision.data.augment import Transform
-from polyvision.data.decode import EXTENSIONS, UnreadableImageError, decode_image
-from polyvision.errors import PolyvisionError
+from polyvision.data.decode import EXTENSIONS
+from polyvision.data.image_names import Names
+from polyvision.errors import PolyvisionError, some
 
-__all__ = ["ClassTree", "ImageFiles", "scan_class_tree", "split_class_tree"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["ClassTree", "ImageFiles", "is_image", "scan_class_tree", "split_class_tree"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,26 +57,31 @@ def scan_class_tree(root: Path) -> ClassTree:
     try:
         for entry in sorted(os.scandir(root), key=lambda entry: entry.name):
             if entry.is_dir() and not entry.name.startswith("."):
-                files[entry.name] = sorted(_images_below(root, Path(entry.name), ignored))
+                files[entry.name] = sorted(_images_below(root, entry.name, ignored))
             else:
                 kind = "hidden" if entry.name.startswith(".") else "outside any class folder"
                 ignored[kind].append(entry.name)
     except OSError as error:
-        raise PolyvisionError(f"cannot list the image folder {root}: {error.strerror}") from error
+        raise PolyvisionError(
+            f"cannot list the image folder {error.filename or root}: {error.strerror}"
+        ) from error
     empty = [name for name, images in files.items() if not images]
     if empty:
         raise PolyvisionError(
-            f"no image in class folder {_some(empty)} of {root}. Put images there "
-            f"({', '.join(EXTENSIONS)}) or delete the folder."
+            f"no image in class folder {some(empty)} of {root}. Put images there "
+            f"({', '.join(sorted(EXTENSIONS))}) or delete the folder."
         )
     if len(files) < 2:
         found = f"only {next(iter(files))!r}" if files else "none"
+        loose = [name for name in ignored["outside any class folder"] if is_image(name)]
+        if loose:
+            found += f", and {len(loose):,} images outside any class folder"
         raise PolyvisionError(f"{root} must hold one folder per class, at least two; found {found}")
-    notes = [f"ignored {kind} in {root}: {_some(names)}" for kind, names in ignored.items()]
+    notes = [f"ignored {kind} in {root}: {some(names)}" for kind, names in ignored.items()]
     return ClassTree(root, files, tuple(notes))
 
 
-def _images_below(root: Path, folder: Path, ignored: dict[str, list[str]]) -> Iterator[str]:
+def _images_below(root: Path, folder: str, ignored: dict[str, list[str]]) -> Iterator[str]:
     """Yield the images below ``root / folder``, relative to ``root`` and with forward slashes."""
     pending, seen = [folder], set()
     while pending:
@@ -95,20 +91,20 @@ def _images_below(root: Path, folder: Path, ignored: dict[str, list[str]]) -> It
             continue
         seen.add(real)
         for entry in os.scandir(root / current):
-            path = current / entry.name
+            path = f"{current}/{entry.name}"
             if entry.name.startswith("."):
-                ignored["hidden"].append(path.as_posix())
+                ignored["hidden"].append(path)
             elif entry.is_dir():
                 pending.append(path)
-            elif path.suffix.lower() in EXTENSIONS:
-                yield path.as_posix()
+            elif is_image(entry.name):
+                yield path
             else:
-                ignored["without an image's extension"].append(path.as_posix())
+                ignored["without an image's extension"].append(path)
 
 
-def _some(names: Sequence[str], limit: int = 5) -> str:
-    shown = ", ".join(sorted(names)[:limit])
-    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
+def is_image(name: str) -> bool:
+    """Say whether a file name ends as those of images do."""
+    return os.path.splitext(name)[1].lower() in EXTENSIONS
 
 
 def split_class_tree(tree: ClassTree, val_fraction: float) -> tuple[ClassTree, ClassTree]:
@@ -133,67 +129,26 @@ def split_class_tree(tree: ClassTree, val_fraction: float) -> tuple[ClassTree, C
     return ClassTree(tree.root, train, tree.notes), ClassTree(tree.root, val)
 
 
-class ImageFiles(Dataset["tuple[Tensor, int] | None"]):
-    """The images of a class tree as (tensor, label), read when asked for.
+class ImageFiles:
+    """The images of a class tree, as a source of encoded images."""
 
-    Paths and flags live in arrays, which worker processes share instead of copying.
-
-    Args:
-        tree: the files.
-        transform: from an upright RGB image to a tensor.
-        max_unreadable: how many unreadable files training may skip; None makes the first an error.
-    """
-
-    def __init__(
-        self, tree: ClassTree, transform: Transform, *, max_unreadable: int | None
-    ) -> None:
+    def __init__(self, tree: ClassTree) -> None:
         self.root = tree.root
-        self.transform = transform
-        self.max_unreadable = max_unreadable
         counts = [len(files) for files in tree.files.values()]
         self._labels = np.repeat(np.arange(len(counts)), counts)
-        self._paths = np.array([os.fsencode(p) for files in tree.files.values() for p in files])
-        self._unreadable = torch.zeros(len(self._paths), dtype=torch.bool)
-        self._unreadable.share_memory_()  # type: ignore[no-untyped-call]
+        self._names = Names(path for files in tree.files.values() for path in files)
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self._names)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int] | None:
-        """Return image and label, or None for a file that was skipped.
+    def read(self, index: int) -> tuple[Path, int]:
+        """Return the path of an image and its label."""
+        return self.root / self._names[index], int(self._labels[index])
 
-        Raises:
-            PolyvisionError: an unreadable file in validation, or one too many in training.
-        """
-        try:
-            image = decode_image(self.path(index))
-        except UnreadableImageError as error:
-            self._skip(index, error)
-            return None
-        return self.transform(image), int(self._labels[index])
+    def name(self, index: int) -> str:
+        """Return the path of an image."""
+        return str(self.root / self._names[index])
 
-    def path(self, index: int) -> Path:
-        """Return the path of image ``index``."""
-        return self.root / os.fsdecode(self._paths[index])
-
-    def unreadable(self) -> list[Path]:
-        """Name the files skipped so far, in all worker processes."""
-        return [self.path(int(index)) for index in self._unreadable.nonzero().flatten()]
-
-    def _skip(self, index: int, error: UnreadableImageError) -> None:
-        path = self.path(index)
-        if self.max_unreadable is None:
-            raise PolyvisionError(
-                f"cannot read the validation image {path}: {error}. Repair or remove it."
-            ) from error
-        if self._unreadable[index]:
-            return
-        self._unreadable[index] = True
-        count = int(self._unreadable.sum())
-        if count > self.max_unreadable:
-            raise PolyvisionError(
-                f"{count} training images cannot be read, more than max_unreadable="
-                f"{self.max_unreadable}; the last is {path}: {error}. Repair or remove them, or "
-                "raise the limit."
-            ) from error
-        _log.warning("skipped unreadable training image %d: %s: %s", count, path, error)
+    def labels(self) -> NDArray[np.int64]:
+        """Return the label of every image."""
+        return self._labels

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from polyvision.data.augment import Augment, Transform, eval_transform, train_transform
-from polyvision.data.folder import ImageFiles
 from polyvision.errors import PolyvisionError
 
 __all__ = ["ImageData", "Request", "Sample", "collate", "describe"]
@@ -31,6 +29,7 @@ class ImageData:
         description: one line for the plan.
         notes: what was ignored while the data was listed, one sentence each.
         in_chans: channels of the images.
+        unreadable: names the training images skipped so far because they cannot be read.
     """
 
     train: Dataset[Sample | None]
@@ -38,12 +37,9 @@ class ImageData:
     classes: list[str]
     image_size: int
     description: str
-    notes: tuple[str, ...] = ()
+    notes: list[str] = dataclasses.field(default_factory=list)
     in_chans: int = 3
-
-    def unreadable(self) -> list[Path]:
-        """Name the training files skipped so far as unreadable."""
-        return self.train.unreadable() if isinstance(self.train, ImageFiles) else []
+    unreadable: Callable[[], list[str]] = list
 
 
 @dataclasses.dataclass(frozen=True)

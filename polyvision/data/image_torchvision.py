@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torchvision import datasets
 
-from polyvision.data.folder import ImageFiles, scan_class_tree
+from polyvision.data.folder import scan_class_tree
 from polyvision.data.image_arrays import array_data
-from polyvision.data.image_sets import ImageData, Request, describe
+from polyvision.data.image_folders import folder_data
+from polyvision.data.image_sets import ImageData, Request
 from polyvision.errors import PolyvisionError, unknown
 
 __all__ = ["load_cifar10", "load_cifar100", "load_fashion_mnist", "load_imagenette"]
@@ -168,14 +169,7 @@ def load_imagenette(
             f"{folder} is not whole: train/ has the classes {', '.join(train.classes)} and val/ "
             f"{', '.join(val.classes)}; Imagenette has {', '.join(_wnids())} in both"
         )
-    return ImageData(
-        train=ImageFiles(train, request.train_transform, max_unreadable=max_unreadable),
-        val=ImageFiles(val, request.val_transform, max_unreadable=None),
-        classes=train.classes,
-        image_size=request.image_size,
-        description=describe(f"Imagenette, {size}", len(train), len(val), len(train.classes)),
-        notes=train.notes + val.notes,
-    )
+    return folder_data(request, train, val, f"Imagenette, {size}", max_unreadable)
 
 
 def _wnids() -> list[str]:

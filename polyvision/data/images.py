@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,10 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from polyvision.data.augment import Augment, Transform
-from polyvision.data.folder import ClassTree, ImageFiles, scan_class_tree, split_class_tree
 from polyvision.data.image_arrays import array_data
+from polyvision.data.image_folders import load_folder, load_imagenet
 from polyvision.data.image_sets import ImageData, Request, Sample, collate, describe
+from polyvision.data.image_tar import load_tar, load_wds
 from polyvision.data.image_torchvision import (
     load_cifar10,
     load_cifar100,
@@ -181,60 +181,18 @@ def _load_fake(
     )
 
 
-def _load_folder(request: Request, root: str | None = None, max_unreadable: int = 20) -> ImageData:
-    """Image files in ``root/train/<class>`` and ``root/val/<class>``, or in ``root/<class>``."""
-    train, val = _find_trees(_existing_folder(root), request)
-    if train.classes != val.classes:
-        missing = sorted(set(train.classes) ^ set(val.classes))
-        raise PolyvisionError(
-            f"{train.root} and {val.root} must hold the same classes; only one of them has: "
-            f"{', '.join(missing[:5])}" + (f" and {len(missing) - 5} more" if missing[5:] else "")
-        )
-    return ImageData(
-        train=ImageFiles(train, request.train_transform, max_unreadable=max_unreadable),
-        val=ImageFiles(val, request.val_transform, max_unreadable=None),
-        classes=train.classes,
-        image_size=request.image_size,
-        description=describe(f"images of {root}", len(train), len(val), len(train.classes)),
-        notes=train.notes + val.notes,
-    )
-
-
-def _existing_folder(root: str | None) -> Path:
-    layout = "<root>/train/<class> and <root>/val/<class>, or <root>/<class>"
-    if root is None:
-        raise PolyvisionError(f"image data 'folder' needs root: the folder with {layout}")
-    folder = Path(root).expanduser()
-    if not folder.is_dir():
-        state = "is a file" if folder.exists() else "does not exist"
-        raise PolyvisionError(f"the image folder {root} {state}; root is the folder with {layout}")
-    return folder
-
-
-def _find_trees(root: Path, request: Request) -> tuple[ClassTree, ClassTree]:
-    """Take ``train`` and ``val`` as they are, or split one tree of classes."""
-    present = [name for name in ("train", "val") if (root / name).is_dir()]
-    if len(present) == 2:
-        return scan_class_tree(root / "train"), scan_class_tree(root / "val")
-    for name in present:
-        if any(entry.is_dir() for entry in (root / name).iterdir()):
-            other = "val" if name == "train" else "train"
-            raise PolyvisionError(
-                f"{root} has {name}/ with class folders but no {other}/. Add it, or give "
-                f"{root / name} as root to split it by val_fraction."
-            )
-    return split_class_tree(scan_class_tree(root), request.share())
-
-
 LOADERS: dict[str, Callable[..., ImageData]] = {
     "cifar10": load_cifar10,
     "cifar100": load_cifar100,
     "digits": _load_digits,
     "fake": _load_fake,
     "fashion_mnist": load_fashion_mnist,
-    "folder": _load_folder,
+    "folder": load_folder,
+    "imagenet": load_imagenet,
+    "tar": load_tar,
+    "wds": load_wds,
     "imagenette": load_imagenette,
 }
 
 # Data with a validation set of its own.
-_HAS_VAL = frozenset(["cifar10", "cifar100", "fashion_mnist", "imagenette"])
+_HAS_VAL = frozenset(LOADERS) - {"digits", "fake", "folder"}

@@ -36,11 +36,14 @@ def _shifted(window: np.ndarray) -> Window:
     return tokens[:-1], tokens[1:]
 
 
+def _hash(*parts: int | str) -> str:
+    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+
+
 def _permutation(length: int, *parts: int | str) -> np.ndarray:
     """Return a permutation that depends on ``parts`` alone, on any machine and version."""
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
     # RandomState's numbers are fixed for good; those of Generator may change.
-    return np.random.RandomState(int.from_bytes(digest, "little")).permutation(length)
+    return np.random.RandomState(int(_hash(*parts)[:8], 16)).permutation(length)
 
 
 class PartWindows(Dataset[Window]):
@@ -122,6 +125,11 @@ class ShuffledWindows:
     def __len__(self) -> int:
         """Windows of an epoch."""
         return (int(self._lengths.sum()) - 1) // self.context
+
+    def fingerprint(self) -> str:
+        """Return a hash of the tokens and the context."""
+        checksums = [shard.header.checksum for shard in self.part.shards]
+        return _hash(self.context, *checksums)
 
     def sample(self, epoch: int, index: int) -> Window:
         """Return window ``index`` of an epoch: inputs and targets, both (context,) int64."""
@@ -216,6 +224,7 @@ class MixedWindows:
         assert len(corpora) == len(weights)
         assert min(weights) > 0
         self.corpora = list(corpora)
+        self.context = corpora[0].context
         self.seed = seed
         self.counts = _shares(weights, _BLOCK)
         self._blocks: OrderedDict[int, tuple[np.ndarray, np.ndarray]] = OrderedDict()
@@ -224,14 +233,20 @@ class MixedWindows:
         """Windows of all corpora together."""
         return sum(len(corpus) for corpus in self.corpora)
 
+    def fingerprint(self) -> str:
+        """Return a hash of the corpora and their proportions."""
+        corpora = [corpus.fingerprint() for corpus in self.corpora]
+        return _hash(*corpora, *self.counts.tolist())
+
     def sample(self, epoch: int, index: int) -> Window:
         """Return window ``index`` of an epoch: inputs and targets, both (context,) int64."""
         if not 0 <= index < len(self):
             raise IndexError(f"window {index} of {len(self)}")
         block, place = divmod(epoch * len(self) + index, _BLOCK)
         which, rank = self._block(block)
-        corpus = self.corpora[which[place]]
-        number = block * int(self.counts[which[place]]) + int(rank[place])
+        chosen = int(which[place])
+        corpus = self.corpora[chosen]
+        number = block * int(self.counts[chosen]) + int(rank[place])
         return corpus.sample(*divmod(number, len(corpus)))
 
     def _block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
@@ -252,7 +267,8 @@ def _shares(weights: Sequence[float], total: int) -> np.ndarray:
     """Split ``total`` by weight into whole numbers of at least 1, largest remainders first."""
     exact = np.asarray(weights, dtype=np.float64)
     exact = exact / exact.sum() * (total - len(exact))
-    counts = np.floor(exact).astype(np.int64)
+    counts: np.ndarray = np.floor(exact).astype(np.int64)
     short = total - len(exact) - int(counts.sum())
     counts[np.argsort(counts - exact, kind="stable")[:short]] += 1
-    return counts + 1
+    counts += 1
+    return counts

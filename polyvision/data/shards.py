@@ -117,7 +117,7 @@ class ShardHeader:
                 f"{path} is cut off: {len(content)} bytes, the header alone has {HEADER_BYTES}"
             )
         start, crc = content[: _FIELDS.size], content[_FIELDS.size : HEADER_BYTES]
-        _, version, *numbers, tokenizer, checksum = _FIELDS.unpack(start)
+        _, version, *values, tokenizer, checksum = _FIELDS.unpack(start)
         if version != _VERSION:
             raise PolyvisionError(
                 f"{path} has format version {version}, this polyvision reads {_VERSION}: "
@@ -125,7 +125,8 @@ class ShardHeader:
             )
         if zlib.crc32(start) != _CRC.unpack(crc)[0]:
             raise PolyvisionError(f"{path}: the header is damaged; prepare the text again")
-        return cls(*numbers, tokenizer.hex(), checksum.hex())
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(**dict(zip(names, [*values, tokenizer.hex(), checksum.hex()], strict=True)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -252,30 +252,48 @@ def _chunks(source: Source) -> Iterator[tuple[str, int]]:
 def _bytes(source: Source) -> Iterator[tuple[bytes, int]]:
     """Yield the decompressed content, an empty one last, and how far the file itself was read."""
     try:
-        with source.path.open("rb") as raw, _decompressed(raw, source.path) as file:
-            while content := file.read(_CHUNK):
+        with source.path.open("rb") as raw:
+            for content in _decompressed(raw, source.path.suffix.lower()):
                 yield content, raw.tell()
-            yield b"", source.size
-    except (OSError, EOFError, lzma.LZMAError, zlib.error, *_zstd_errors(source)) as error:
+        yield b"", source.size
+    except _read_errors(source) as error:
         reason = getattr(error, "strerror", None) or error
         raise PolyvisionError(f"{source.path} cannot be read: {reason}") from None
 
 
-def _decompressed(raw: IO[bytes], path: Path) -> IO[bytes]:
-    suffix = path.suffix.lower()
-    if suffix == ".gz":
-        return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
-    if suffix == ".xz":
-        return lzma.LZMAFile(raw)  # type: ignore[return-value]
+def _decompressed(raw: IO[bytes], suffix: str) -> Iterator[bytes]:
     if suffix == ".zst":
-        reader = _optional("zstandard").ZstdDecompressor()
-        return reader.stream_reader(raw, read_across_frames=True)  # type: ignore[no-any-return]
-    return raw
+        yield from _zstandard(raw)
+        return
+    file: Any = raw
+    if suffix == ".gz":
+        file = gzip.GzipFile(fileobj=raw)
+    elif suffix == ".xz":
+        file = lzma.LZMAFile(raw)
+    while content := file.read(_CHUNK):
+        yield content
 
 
-def _zstd_errors(source: Source) -> tuple[type[Exception], ...]:
-    suffix = source.path.suffix.lower()
-    return (_optional("zstandard").ZstdError,) if suffix == ".zst" else ()
+def _zstandard(raw: IO[bytes]) -> Iterator[bytes]:
+    """Yield the content of all frames; the package's own reader takes a cut off file for whole."""
+    decompressor = _optional("zstandard").ZstdDecompressor()
+    frame = None
+    while packed := raw.read(_CHUNK >> 4):
+        while packed:
+            frame = frame or decompressor.decompressobj()
+            if content := frame.decompress(packed):
+                yield content
+            packed = frame.unused_data
+            frame = None if frame.eof else frame
+    if frame is not None:
+        raise EOFError("the file ended before the end of its last frame")
+
+
+def _read_errors(source: Source) -> tuple[type[Exception], ...]:
+    errors: tuple[type[Exception], ...] = (OSError, EOFError, lzma.LZMAError, zlib.error)
+    if source.path.suffix.lower() == ".zst":
+        errors += (_optional("zstandard").ZstdError,)
+    return errors
 
 
 def _optional(name: str) -> Any:

@@ -119,9 +119,9 @@ class Attention(nn.Module):
     def _normalised(self, qkv: Tensor) -> Tensor:
         if self.query_norm is None or self.key_norm is None:
             return qkv
-        width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        q, k, v = torch.tensor_split(qkv, (width, width + kv_width), dim=-1)
-        return torch.cat((self.query_norm(q), self.key_norm(k), v), dim=-1)
+        places = self.heads * self.head_dim, (self.heads + self.kv_heads) * self.head_dim
+        q, k, v = torch.tensor_split(qkv, places, dim=-1)
+        return torch.cat((_norm(self.query_norm, q), _norm(self.key_norm, k), v), dim=-1)
 
     def init_matrices(self, draw: Draw) -> None:
         """Draw the matrices."""
@@ -131,3 +131,8 @@ class Attention(nn.Module):
     def extra_repr(self) -> str:
         """Show the head layout."""
         return f"heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}"
+
+
+def _norm(norm: nn.RMSNorm, x: Tensor) -> Tensor:
+    """Normalise in one kernel, which takes no fp32 weights for the bf16 that autocast makes."""
+    return F.rms_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.eps)

@@ -15,18 +15,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from polyvision.kernels.recompute import autocast_now, opened
+from polyvision.kernels.recompute import autocast_now, opened, repeated, watched
 from polyvision.models.grouped import grouped_matmul, grouped_outer
 from polyvision.models.router import Assignment
 
 __all__ = ["expert_down", "expert_up"]
 
 Function = Callable[..., Tensor]
-
-
-def _watched() -> bool:
-    """Tell whether the compiler or a function transform watches: these decide what is kept."""
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
 def _compute_dtype(x: Tensor) -> torch.dtype:
@@ -41,8 +36,8 @@ def _sum_of_experts(rows: Tensor, inverse: Tensor, tokens: int) -> Tensor:
     return rows[inverse].view(tokens, -1, rows.shape[1]).sum(1)
 
 
-def _up(x: Tensor, weight: Tensor, token: Tensor, ends: Tensor, dtype: torch.dtype) -> Tensor:
-    return grouped_matmul(x.to(dtype)[token], weight.to(dtype).transpose(1, 2), ends)
+def _rows_of(x: Tensor, token: Tensor) -> Tensor:
+    return x[token]
 
 
 class _Up(torch.autograd.Function):
@@ -58,7 +53,9 @@ class _Up(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight, token, inverse, ends)
         ctx.dtype = dtype
-        return _up(x, weight, token, ends, dtype)
+        rows = _rows_of(x.to(dtype), token)
+        h: Tensor = grouped_matmul(rows, weight.to(dtype).mT, ends)
+        return h
 
     @staticmethod
     @once_differentiable
@@ -70,7 +67,7 @@ class _Up(torch.autograd.Function):
             rows = grouped_matmul(grad, weight.to(ctx.dtype), ends)
             dx = _sum_of_experts(rows, inverse, len(x)).to(x.dtype)
         if ctx.needs_input_grad[1]:
-            dweight = grouped_outer(grad, x.to(ctx.dtype)[token], ends).to(weight.dtype)
+            dweight = grouped_outer(grad, _rows_of(x.to(ctx.dtype), token), ends).to(weight.dtype)
         return dx, dweight, None, None, None, None
 
 
@@ -87,17 +84,21 @@ def expert_up(x: Tensor, weight: Tensor, assignment: Assignment) -> Tensor:
     """
     token, _, _, inverse, ends = assignment
     dtype = _compute_dtype(x)
-    if _watched():
-        return _up(x, weight, token, ends, dtype)
-    h: Tensor = _Up.apply(x, weight, token, inverse, ends, dtype)
+    h: Tensor
+    if watched():
+        rows = repeated(_rows_of, x.to(dtype), token)
+        h = grouped_matmul(rows, weight.to(dtype).mT, ends)
+    else:
+        h = _Up.apply(x, weight, token, inverse, ends, dtype)
     return h
 
 
-def _down(
-    active: Tensor, share: Tensor, weight: Tensor, inverse: Tensor, ends: Tensor, tokens: int
-) -> Tensor:
-    scaled = active * share.to(active.dtype)[:, None]  # (M, hidden)
-    rows = grouped_matmul(scaled, weight.to(active.dtype).transpose(1, 2), ends)  # (M, width)
+def _scaled(active: Tensor, share: Tensor) -> Tensor:
+    return active * share.to(active.dtype)[:, None]
+
+
+def _down(scaled: Tensor, weight: Tensor, inverse: Tensor, ends: Tensor, tokens: int) -> Tensor:
+    rows = grouped_matmul(scaled, weight.to(scaled.dtype).mT, ends)  # (M, width)
     return _sum_of_experts(rows, inverse, tokens)
 
 
@@ -117,7 +118,7 @@ class _Down(torch.autograd.Function):
         ctx.save_for_backward(share, weight, token, inverse, ends, *tensors)
         ctx.function = function
         ctx.autocast = autocast_now(weight.device.type)
-        return _down(function(*tensors), share, weight, inverse, ends, tokens)
+        return _down(_scaled(function(*tensors), share), weight, inverse, ends, tokens)
 
     @staticmethod
     @once_differentiable
@@ -136,7 +137,7 @@ class _Down(torch.autograd.Function):
             wide = torch.promote_types(active.dtype, torch.float32)
             dshare = (dscaled * active).sum(-1, dtype=wide).to(share.dtype)
         if ctx.needs_input_grad[2]:
-            dweight = grouped_outer(rows, active * column, ends).to(weight.dtype)
+            dweight = grouped_outer(rows, _scaled(active, share), ends).to(weight.dtype)
         wanted = [v for v, n in zip(aliases, needs, strict=True) if n]
         found: Sequence[Tensor] = ()
         if wanted:
@@ -169,8 +170,12 @@ def expert_down(
         (N, width).
     """
     token, _, _, inverse, ends = assignment
-    if _watched():
-        return _down(activation(*hidden), share, weight, inverse, ends, tokens)
+    if watched():
+
+        def scaled(share: Tensor, *hidden: Tensor) -> Tensor:
+            return _scaled(activation(*hidden), share)
+
+        return _down(repeated(scaled, share, *hidden), weight, inverse, ends, tokens)
     function, parameters = opened(activation, len(hidden))
     y: Tensor = _Down.apply(
         function, share, weight, token, inverse, ends, tokens, *hidden, *parameters

@@ -112,8 +112,8 @@ def _usual_permissions(folder: Path) -> None:
 def _safetensors(saved: Saved, model: nn.Module, folder: Path) -> tuple[str, str]:
     from safetensors.torch import save_file
 
-    # Contiguous: channels_last strides have no place in the file.
-    tensors = {name: value.contiguous() for name, value in model.state_dict().items()}
+    # The file has no place for channels_last strides, nor for tensors that share memory.
+    tensors = {name: value.clone().contiguous() for name, value in model.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return "model.safetensors", f"{len(tensors)} tensors, the {saved.weights} weights"
 
@@ -158,7 +158,7 @@ def _onnx_runner(path: Path) -> Run:
     """Run a file through the reference implementation of ONNX: slow, but it needs no runtime."""
     from onnx.reference import ReferenceEvaluator
 
-    session = ReferenceEvaluator(str(path))
+    session: Any = ReferenceEvaluator(str(path))
     (name,) = session.input_names
     return lambda x: torch.from_numpy(session.run(None, {name: x.numpy()})[0])
 

@@ -74,8 +74,8 @@ class VisionNetwork:
                 model_kwargs=self.options,
                 on_leftover="error" if self.on_leftover == "error" else "ignore",
             )
-        config: Any = built.model.pretrained_cfg
-        built.model.pretrained_cfg = dict(config) | self.timm_config()
+        known: Any = built.model.pretrained_cfg
+        setattr(built.model, "pretrained_cfg", known | self.timm_config())  # noqa: B010 - for mypy
         return built.model
 
     def timm_config(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from polyvision.errors import PolyvisionError
 from polyvision.models.inputs import image_inputs
 from polyvision.models.swap import OnLeftover, check_activation, swap_activations
 from polyvision.models.swap_report import SwapReport
-from polyvision.models.weights import load_pretrained
+from polyvision.models.weights import Loaded, load_pretrained
 
 __all__ = ["VisionModel", "create_vision_model"]
 
@@ -93,13 +93,26 @@ def create_vision_model(
         on_leftover=on_leftover,
         **options,
     )
-    weights = str(load_pretrained(model, plain)) if pretrained else "initial values of timm"
+    weights = "initial values of timm"
+    if pretrained:
+        loaded = load_pretrained(model, plain)
+        weights = str(_without_head(loaded, model, plain, num_classes))
     return VisionModel(
         model=model.to(memory_format=torch.channels_last),
         report=report,
         parameters=sum(p.numel() for p in model.parameters()),
         weights=weights,
     )
+
+
+def _without_head(loaded: Loaded, model: Any, plain: Mapping[str, Any], num_classes: int) -> Loaded:
+    """Count the head as new where timm gave it another number of classes."""
+    heads = model.pretrained_cfg.get("classifier") or ()
+    if num_classes == model.pretrained_cfg.get("num_classes"):
+        heads = ()
+    places = tuple(f"{head}." for head in ([heads] if isinstance(heads, str) else heads))
+    new = tuple(name for name in plain if name.startswith(places))
+    return dataclasses.replace(loaded, loaded=loaded.loaded - len(new), head=new)
 
 
 def _timm_keywords(

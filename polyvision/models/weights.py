@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from polyvision.activations import activation_modules
 from polyvision.errors import PolyvisionError
 
-__all__ = ["Loaded", "load_pretrained"]
+__all__ = ["Loaded", "load_pretrained", "read_weights"]
 
 _Lines = list[str]
 
@@ -25,28 +25,42 @@ class Loaded:
         loaded: number of tensors that were loaded.
         new: names of the activations' tensors that keep the values they had.
         dropped: names of tensors of the old activations, which have no place any more.
+        head: names of the head's tensors that keep the values they had, where it is another head.
     """
 
     loaded: int
     new: tuple[str, ...]
     dropped: tuple[str, ...]
+    head: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        text = f"{self.loaded} tensors loaded, {len(self.new)} new"
+        text = f"{self.loaded} tensors loaded, {len(self.new) + len(self.head)} new"
+        parts = []
+        if self.head:
+            parts.append(f"of the head, for another number of classes: {', '.join(self.head)}")
         if self.new:
-            text += f" (of activations: {', '.join(self.new)})"
+            parts.append(f"of activations: {', '.join(self.new)}")
+        if parts:
+            text += f" ({'; '.join(parts)})"
         if self.dropped:
             text += f", {len(self.dropped)} of old activations dropped ({', '.join(self.dropped)})"
         return text
 
 
-def load_pretrained(model: nn.Module, weights: Mapping[str, Tensor] | str | Path) -> Loaded:
+def load_pretrained(
+    model: nn.Module,
+    weights: Mapping[str, Tensor] | str | Path,
+    *,
+    head: str | Sequence[str] = (),
+) -> Loaded:
     """Load ``weights`` strictly, but for the tensors of the activations that were put in.
 
     Args:
         model: a network after ``swap_activations``; unchanged when an error is raised.
         weights: the ``state_dict`` of the plain network, or a file with it (``.safetensors``, or
             anything that ``torch.load(weights_only=True)`` reads).
+        head: names of the modules that classify. Where one of their tensors has another shape in
+            the weights, all of that module stay as they are: the number of classes differs.
 
     Raises:
         PolyvisionError: the file cannot be read, a tensor of the network is missing, one is left
@@ -60,7 +74,7 @@ def load_pretrained(model: nn.Module, weights: Mapping[str, Tensor] | str | Path
         >>> print(load_pretrained(model, plain.state_dict()))
         2 tensors loaded, 2 new (of activations: 1.weight, 1.bias)
     """
-    given = _read(weights) if isinstance(weights, str | Path) else weights
+    given = read_weights(weights) if isinstance(weights, str | Path) else weights
     own = model.state_dict()
     activations = activation_modules(model)
     places = tuple(f"{name}." for name in activations)
@@ -73,12 +87,14 @@ def load_pretrained(model: nn.Module, weights: Mapping[str, Tensor] | str | Path
         if name.startswith(places) and (name not in own or own[name].shape != given[name].shape)
     }
     new = absent | (dropped & set(own))
-    problems = [f"missing: {n}" for n in own if n not in given and n not in new]
-    problems += [f"left over: {n}" for n in given if n not in own and n not in dropped]
+    replaced = _other_heads(own, given, (head,) if isinstance(head, str) else head)
+    free = new | replaced
+    problems = [f"missing: {n}" for n in own if n not in given and n not in free]
+    problems += [f"left over: {n}" for n in given if n not in own and n not in dropped | replaced]
     problems += [
         f"{n}: the network has {tuple(own[n].shape)}, the weights {tuple(given[n].shape)}"
         for n in own
-        if n in given and n not in new and own[n].shape != given[n].shape
+        if n in given and n not in free and own[n].shape != given[n].shape
     ]
     if problems:
         shown = "; ".join(problems[:8])
@@ -86,14 +102,34 @@ def load_pretrained(model: nn.Module, weights: Mapping[str, Tensor] | str | Path
         raise PolyvisionError(
             f"the weights do not fit {type(model).__name__}: {shown}{more}. Nothing was loaded."
         )
-    fitting = {name: value for name, value in given.items() if name not in dropped}
+    fitting = {n: value for n, value in given.items() if n not in dropped | replaced}
     model.load_state_dict(fitting, strict=False)
-    order = [name for name in own if name in new]
-    return Loaded(len(fitting), tuple(order), tuple(sorted(dropped)))
+    return Loaded(
+        len(fitting),
+        new=tuple(name for name in own if name in new),
+        dropped=tuple(sorted(dropped)),
+        head=tuple(name for name in own if name in replaced),
+    )
 
 
-def _read(path: str | Path) -> Mapping[str, Tensor]:
-    """Read a file of tensors; a checkpoint that nests them under ``state_dict`` or ``model``."""
+def _other_heads(
+    own: Mapping[str, Tensor], given: Mapping[str, Tensor], heads: Sequence[str]
+) -> set[str]:
+    """Name every tensor of the heads that have another shape in the weights."""
+    found = set()
+    for head in heads:
+        names = {name for name in {**own, **given} if name.startswith(f"{head}.")}
+        if any(n in own and n in given and own[n].shape != given[n].shape for n in names):
+            found |= names
+    return found
+
+
+def read_weights(path: str | Path) -> Mapping[str, Tensor]:
+    """Read a file of tensors; a checkpoint that nests them under ``state_dict`` or ``model``.
+
+    Raises:
+        PolyvisionError: the file cannot be read, or holds something else.
+    """
     try:
         if Path(path).suffix == ".safetensors":
             from safetensors.torch import load_file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -181,8 +182,10 @@ def _outcome(each: Planned, code: int, log: Path) -> str:
     summary = each.run.summary() if code == 0 else None
     if summary is not None:
         tag = summary["monitor"]
-        return f"{tag} {summary['last'][tag]:.4f} in {summary['seconds']:g} s"
+        last = summary["last"].get(tag, math.nan)
+        return f"{tag} {last:.4f} in {summary['seconds']:g} s"
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error: ")] or lines[-1:]
     reason = errors[0].removeprefix("error: ") if errors else "it printed nothing"
-    return f"failed with {describe_code(code)}: {reason} ({log})"
+    how = "stopped by" if code > 128 else "failed with"
+    return f"{how} {describe_code(code)}: {reason} ({log})"

@@ -59,15 +59,16 @@ def plan_study(
         models = sized(study, base.model)
     planned = []
     problems = []
+    variants = [[*model, *act] for model in models for act in study.acts]
+    configs = [_composed(task, [*common, *variant])[0] for variant in variants]
     for seed in range(seeds):
-        for model in models:
-            for act in study.acts:
-                own = [*common, *model, *act, f"seed={seed}"]
-                (config,) = _composed(task, own)
-                try:
-                    planned.append(Planned(own, config, plan_run(config)))
-                except PolyvisionError as error:
-                    problems.append(str(error))
+        for variant, config in zip(variants, configs, strict=True):
+            seeded = dataclasses.replace(config, seed=seed)
+            own = [*common, *variant, f"seed={seed}"]
+            try:
+                planned.append(Planned(own, seeded, plan_run(seeded)))
+            except PolyvisionError as error:
+                problems.append(str(error))
     if problems:
         problems.append("Give the same settings as then, or another --output")
         raise PolyvisionError("\n".join(problems))

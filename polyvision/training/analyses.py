@@ -19,10 +19,12 @@ from polyvision.analysis.health_report import health_result
 from polyvision.analysis.rank import analyse_rank
 from polyvision.analysis.result import Result
 from polyvision.analysis.similarity import analyse_similarity
-from polyvision.training.callbacks import Throughput, tensorboard
-from polyvision.training.loader import Collate, MapDataset
+from polyvision.training.callbacks import tensorboard
+from polyvision.training.loader import MapDataset
 from polyvision.training.loggers import JsonLinesLogger
 from polyvision.training.module import TaskModule
+from polyvision.training.throughput import Throughput
+from polyvision.training.workers import Collate
 
 __all__ = ["KINDS", "Analyses", "Probe", "analyse", "probe", "rank_history"]
 

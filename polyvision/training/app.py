@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from polyvision.errors import PolyvisionError
@@ -24,8 +25,10 @@ from polyvision.training.compose import (
     check_keys,
     combinations,
     compose,
+    open_keys,
     typed_config,
 )
+from polyvision.training.overrides import check_validation, given_keys
 
 __all__ = ["main"]
 
@@ -46,7 +49,8 @@ def main(task: Task) -> None:
 
 
 def _main(task: Task) -> None:
-    options, overrides = _split(sys.argv[1:])
+    options, given = _split(sys.argv[1:])
+    overrides = open_keys(given)
     debug = "--debug" in options
     if debug:
         options.remove("--debug")
@@ -63,9 +67,14 @@ def _main(task: Task) -> None:
     def job(node: DictConfig) -> Any:
         # Imported here: a mistake on the command line is answered before the heavy imports.
         domain = importlib.import_module(f"polyvision.training.{task}")
-        run_task = importlib.import_module("polyvision.training.session").run_task
         try:
-            summary = run_task(typed_config(node), domain.build_task)
+            config = typed_config(node)
+            if config.validate is not None:
+                validate = importlib.import_module("polyvision.training.validate").validate
+                validate(config, domain.build_task, given_keys(HydraConfig.get().overrides.task))
+                return None
+            run_task = importlib.import_module("polyvision.training.session").run_task
+            summary = run_task(config, domain.build_task)
         except PolyvisionError as error:
             _fail(error, debug)
         return summary["best"] if summary else None
@@ -115,6 +124,8 @@ def _check(task: Task, options: list[str], overrides: list[str]) -> None:
         check_keys(task, overrides)
         return
     configs = compose(task, overrides)
+    if any(config.validate is not None for config in configs):
+        check_validation(overrides)
     if len(configs) > 1 and not _SWEEP & set(options):
         raise PolyvisionError(f"{len(configs)} runs are asked for: add -m to run them one by one")
 

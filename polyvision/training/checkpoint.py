@@ -31,6 +31,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(target)
+        except (OSError, RuntimeError) as error:
+            # torch closes the archive after a failed write, and that fails in words of its own.
+            raise _first_cause(error, target) from error
         finally:
             partial.unlink(missing_ok=True)
 
@@ -52,3 +55,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         except Exception as error:
             raise PolyvisionError(f"{path} cannot be read as a checkpoint: {error}") from error
         return loaded
+
+
+def _first_cause(error: Exception, target: Path) -> Exception:
+    """Return the failed write behind ``error``, with the name of the file."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError):
+            return OSError(cause.errno, cause.strerror, str(target))
+        cause = cause.__context__
+    return error

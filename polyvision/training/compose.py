@@ -36,6 +36,7 @@ __all__ = [
     "completed",
     "compose",
     "config_from_plain",
+    "open_keys",
     "register_groups",
     "typed_config",
 ]
@@ -44,6 +45,9 @@ CONFIG_MODULE = "polyvision.configs"
 SCRIPTS = {"vision": "train_vision", "language": "train_lm"}
 Task = Literal["vision", "language"]
 T = TypeVar("T")
+
+# Groups whose keys are names that the user chooses.
+_OPEN = re.compile(r"data\.(val|mix)[.=]")
 
 _SCHEMAS: dict[str, dict[str, type[Any]]] = {
     "vision": {
@@ -260,10 +264,15 @@ def _error(problems: Iterable[str]) -> PolyvisionError:
     return PolyvisionError("\n".join(dict.fromkeys(problems)))
 
 
+def open_keys(overrides: list[str]) -> list[str]:
+    """Write ``data.val.<name>=`` as Hydra wants it, which adds to such groups only with ``++``."""
+    return [f"++{text}" if _OPEN.match(text) else text for text in overrides]
+
+
 def _parse(overrides: list[str], problems: list[str]) -> list[Override]:
     parser = OverridesParser.create()
     parsed = []
-    for text in overrides:
+    for text in open_keys(overrides):
         try:
             parsed.extend(parser.parse_overrides([text]))
         except HydraException:

@@ -12,13 +12,15 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from polyvision.activations import activation_info
-from polyvision.data.text import TextData, load_text_data
+from polyvision.data.language_data import LanguageData, load_language_data
 from polyvision.data.tokenizers import Tokenizer
+from polyvision.errors import PolyvisionError
 from polyvision.models.generation import generate
 from polyvision.models.network import LanguageNetwork, network_to_plain
 from polyvision.models.shape import MoEShape, TransformerShape
 from polyvision.models.transformer import Losses, Transformer
 from polyvision.training.callbacks import tensorboard
+from polyvision.training.finetune import start_from
 from polyvision.training.module import TaskModule
 from polyvision.training.report import count
 from polyvision.training.schema import (
@@ -36,11 +38,15 @@ Batch = tuple[Tensor, Tensor]
 
 
 class LanguageModule(TaskModule):
-    """Next-token prediction; ``val_bytes`` turns the summed loss into bits per byte."""
+    """Next-token prediction; the bytes of each token turn the summed loss into bits per byte."""
 
-    def __init__(self, model: nn.Module, *arguments: Any, val_bytes: int, **keywords: Any) -> None:
+    byte_lengths: Tensor
+
+    def __init__(
+        self, model: nn.Module, *arguments: Any, byte_lengths: Tensor, **keywords: Any
+    ) -> None:
         super().__init__(model, *arguments, **keywords)
-        self.val_bytes = val_bytes
+        self.register_buffer("byte_lengths", byte_lengths, persistent=False)
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the mean cross-entropy in nats per token, plus z-loss and router losses."""
@@ -49,9 +55,10 @@ class LanguageModule(TaskModule):
         return losses.total
 
     def count(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the summed cross-entropy in nats, and the number of tokens."""
+        """Return the summed cross-entropy in nats, and the number of tokens and of their bytes."""
         losses: Losses = self.model(*batch)
-        return {"nats": losses.nats, "tokens": losses.tokens}
+        lengths = self.byte_lengths[batch[1]]
+        return {"nats": losses.nats, "tokens": losses.tokens, "bytes": lengths.sum()}
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         """Return loss (nats per token), perplexity and bits per byte."""
@@ -59,7 +66,7 @@ class LanguageModule(TaskModule):
         return {
             "val/loss": loss,
             "val/ppl": math.exp(min(loss, 700.0)),
-            "val/bpb": totals["nats"] / (math.log(2) * self.val_bytes),
+            "val/bpb": totals["nats"] / (math.log(2) * totals["bytes"]),
         }
 
 
@@ -105,35 +112,45 @@ def build_task(config: Config) -> Task:
     """
     assert isinstance(config.model, LanguageModelConfig)
     assert isinstance(config.data, TextDataConfig)
-    data = load_text_data(
+    data = load_language_data(
         config.data.name,
-        context=config.model.context,
-        tokenizer=config.data.tokenizer,
+        context=_window(config.data.context, config.model.context),
+        seed=config.seed,
         path=config.data.path,
+        tokenizer=config.data.tokenizer,
         val_fraction=config.data.val_fraction,
+        mix=config.data.mix,
+        val=config.data.val,
     )
     shape = transformer_shape(config.model, config.act, data.tokenizer.vocab_size)
     model = Transformer(shape)
+    network, tokenizer = LanguageNetwork(shape), data.tokenizer.to_json()
+    plan = _plan(config, data, model)
+    if config.finetune is not None:
+        weights = start_from(config.finetune, model, network, tokenizer=tokenizer)
+        plan.insert(1, ("weights", weights))
 
     def module(*arguments: Any, **keywords: Any) -> LanguageModule:
-        return LanguageModule(*arguments, val_bytes=data.val_bytes, **keywords)
+        lengths = torch.from_numpy(data.tokenizer.byte_lengths)
+        return LanguageModule(*arguments, byte_lengths=lengths, **keywords)
 
     return Task(
         model=model,
         module=module,
         train=data.train,
         val=data.val,
-        plan=_plan(config, data, model),
+        plan=plan,
         monitor="val/loss",
         mode="min",
-        shown=["val/loss", "val/ppl", "val/bpb"],
-        make_input=lambda n: torch.zeros(n, shape.context, dtype=torch.long),
-        tokens_per_sample=shape.context,
+        shown=["val/loss", "val/ppl", "val/bpb", *(f"val/{name}/loss" for name in data.named)],
+        make_input=lambda n: torch.zeros(n, data.val.context, dtype=torch.long),
+        tokens_per_sample=data.val.context,
         callbacks=[TextSample(data.tokenizer, config.seed)],
         files={
-            "tokenizer.json": data.tokenizer.to_json(),
-            "network.json": json.dumps(network_to_plain(LanguageNetwork(shape)), indent=2) + "\n",
+            "tokenizer.json": tokenizer,
+            "network.json": json.dumps(network_to_plain(network), indent=2) + "\n",
         },
+        named_val=dict(data.named),
     )
 
 
@@ -153,7 +170,17 @@ def transformer_shape(
     )
 
 
-def _plan(config: Config, data: TextData, model: Transformer) -> list[tuple[str, str]]:
+def _window(wanted: int | None, model: int) -> int:
+    """Return the tokens of a window."""
+    if wanted is not None and wanted > model:
+        raise PolyvisionError(
+            f"data.context={wanted} is longer than the model's context of {model}: lower it, or "
+            f"raise model.context"
+        )
+    return wanted or model
+
+
+def _plan(config: Config, data: LanguageData, model: Transformer) -> list[tuple[str, str]]:
     shape = model.shape
     gated = " (gated)" if activation_info(shape.activation).kind == "gated" else ""
     return [
@@ -164,5 +191,5 @@ def _plan(config: Config, data: TextData, model: Transformer) -> list[tuple[str,
         ),
         ("activation", f"{config.act.label}{gated} in {shape.layers} feed-forward networks"),
         ("parameters", f"{model.num_parameters:,} ({count(model.num_parameters)})"),
-        *data.describe().items(),
+        *data.plan.items(),
     ]

@@ -2,23 +2,28 @@
 
 Lightning saves and restores ``state_dict`` with every checkpoint, also in the middle of an epoch.
 Each sample is drawn with its own seed: augmentation does not depend on the number of workers.
+Worker processes live as long as the run, and begin the next epoch while this one is validated. The
+place is kept as a number of samples of all ranks, so that their number may change on resume.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sized
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
-import torch
-import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from polyvision.errors import PolyvisionError
-from polyvision.training.seeding import derive_seed, seed_all
+from polyvision.training.order import Key, Order
+from polyvision.training.seeding import seed_all
+from polyvision.training.workers import Collate, data_loader, whole
 
-__all__ = ["MapDataset", "TrainLoader", "val_loader"]
+__all__ = ["MapDataset", "OrderedSamples", "TrainLoader", "ValLoader", "val_loader"]
 
-Collate = Callable[[list[Any]], Any]
+
+def _nothing() -> None:
+    pass
 
 
 class MapDataset(Sized, Protocol):
@@ -28,29 +33,59 @@ class MapDataset(Sized, Protocol):
         """Return one sample."""
 
 
+@runtime_checkable
+class OrderedSamples(Sized, Protocol):
+    """Samples without randomness of their own, in an order that each epoch shuffles itself.
+
+    What is too large for a permutation in memory is read in this way.
+    """
+
+    def sample(self, epoch: int, index: int) -> Any:
+        """Return one sample of an epoch."""
+
+    def fingerprint(self) -> str:
+        """Return what tells the samples and their order from others."""
+
+
 class _SeededSamples(Dataset[Any]):
-    """Items by (epoch, index), each read under a seed of its own."""
+    """Items by key, each read under a seed of its own."""
 
     def __init__(self, samples: MapDataset, seed: int) -> None:
         self.samples = samples
         self.seed = seed
 
-    def __getitem__(self, key: tuple[int, int]) -> Any:
-        epoch, index = key
-        seed_all(self.seed, "sample", epoch, index)
-        return self.samples[index]
+    def __getitem__(self, key: Key) -> Any:
+        seed_all(self.seed, "sample", *key)
+        return self.samples[key[1]]
+
+
+class _OrderedItems(Dataset[Any]):
+    """Items by (epoch, index) of samples that have their own order."""
+
+    def __init__(self, samples: OrderedSamples) -> None:
+        self.samples = samples
+
+    def __getitem__(self, key: Key) -> Any:
+        return self.samples.sample(*key)
 
 
 class TrainLoader:
-    """Shuffled batches of a map-style data set, sharded over ranks, resumable at any batch.
+    """Batches of a data set, sharded over ranks, resumable at any batch.
 
     Args:
-        samples: the data set.
+        samples: the data set, which is shuffled here, or one with an order of its own.
         batch_size: samples per batch and rank; an incomplete last batch is left out.
         seed: seed of the order and of each sample's randomness.
         workers: loader processes.
         collate: joins samples to a batch; None for torch's default.
         world_size: number of ranks that share each epoch.
+        repeats: how often each chosen sample comes in an epoch, differently augmented; see
+            ``Order``.
+
+    Attributes:
+        between: called between two batches, when all that concerns the first is done; the end of
+            an epoch is not between two.
+        waited: seconds spent so far on waiting for batches, or on making them without workers.
 
     Raises:
         ValueError: the data set is smaller than one batch of all ranks.
@@ -58,32 +93,40 @@ class TrainLoader:
 
     def __init__(
         self,
-        samples: MapDataset,
+        samples: MapDataset | OrderedSamples,
         batch_size: int,
         *,
         seed: int,
         workers: int = 0,
         collate: Collate | None = None,
         world_size: int = 1,
+        repeats: int = 1,
     ) -> None:
         self.samples = samples
         self.batch_size = batch_size
         self.seed = seed
         self.workers = workers
         self.collate = collate
-        self.world_size = world_size
+        self.between: Callable[[], None] = _nothing
+        self.waited = 0.0
+        ordered = isinstance(samples, OrderedSamples)
+        self._order = Order(
+            len(samples), batch_size, world_size, seed, repeats=repeats, shuffled=not ordered
+        )
         self._epoch = -1
         self._position = 0
         self._resumed = False
+        self._stream: Iterator[Any] | None = None
+        self._next = (0, 0)  # epoch and position of what the stream yields next
         if len(self) == 0:
             raise PolyvisionError(
                 f"{len(samples)} training samples do not fill one batch of "
-                f"{batch_size * world_size}: lower recipe.batch_size or give more data"
+                f"{self._order.batch}: lower recipe.batch_size or give more data"
             )
 
     def __len__(self) -> int:
         """Batches of this rank in an epoch."""
-        return len(self.samples) // (self.batch_size * self.world_size)
+        return len(self._order)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the rest of a resumed epoch, else the whole next one."""
@@ -93,52 +136,96 @@ class TrainLoader:
         else:
             self._epoch += 1
             self._position = 0
-        batches = self._batches()[self._position :]
-        loader = DataLoader(
-            _SeededSamples(self.samples, self.seed),
-            batch_sampler=batches,
-            num_workers=self.workers,
-            collate_fn=self.collate,
-            pin_memory=torch.cuda.is_available(),
-        )
-        for batch in loader:
+        self._seek(self._epoch, self._position)
+        while self._position < len(self):
+            batch = self._advance()
             self._position += 1
+            self._next = self._place(self._epoch, self._position)
             yield batch
+            self.between()
 
-    def _batches(self) -> list[list[tuple[int, int]]]:
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, "order", self._epoch))
-        order = torch.randperm(len(self.samples), generator=generator).tolist()
-        rank = dist.get_rank() if dist.is_initialized() else 0
-        size = self.batch_size * self.world_size
-        starts = range(rank * self.batch_size, len(self) * size, size)
-        return [[(self._epoch, i) for i in order[s : s + self.batch_size]] for s in starts]
+    def close(self) -> None:
+        """End the worker processes."""
+        self._stream = None
 
-    def _layout(self) -> dict[str, int]:
-        return {
+    def _place(self, epoch: int, position: int) -> tuple[int, int]:
+        return (epoch + 1, 0) if position == len(self) else (epoch, position)
+
+    def _seek(self, epoch: int, position: int) -> None:
+        """Let the stream go on from this place, epoch after epoch without an end."""
+        place = self._place(epoch, position)
+        if self._stream is None or self._next != place:
+            self._next = place
+            batches = self._order.after(*place)
+            self._stream = iter(
+                data_loader(self._items(), self.workers, self.collate, batch_sampler=batches)
+            )
+
+    def _items(self) -> Dataset[Any]:
+        if isinstance(self.samples, OrderedSamples):
+            return _OrderedItems(self.samples)
+        return _SeededSamples(self.samples, self.seed)
+
+    def _advance(self) -> Any:
+        # No other name refers to the stream: workers end as soon as it is dropped.
+        assert self._stream is not None, "closed"
+        start = time.perf_counter()
+        batch = next(self._stream)
+        self.waited += time.perf_counter() - start
+        return whole(batch)
+
+    def _layout(self) -> dict[str, int | str]:
+        layout: dict[str, int | str] = {
             "samples": len(self.samples),
-            "batch_size": self.batch_size,
-            "world_size": self.world_size,
+            "batch": self._order.batch,
             "seed": self.seed,
+            "repeats": self._order.repeats,
         }
+        if isinstance(self.samples, OrderedSamples):
+            layout["data"] = self.samples.fingerprint()
+        return layout
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the data as plain numbers."""
-        return {"epoch": self._epoch, "position": self._position, "layout": self._layout()}
+        """Return the place in the data as plain values."""
+        done = self._position * self._order.batch
+        return {"epoch": self._epoch, "done": done, "layout": self._layout()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to the place that ``state`` names.
 
         Raises:
-            ValueError: the state is of other data, another batch size, seed or number of ranks.
+            ValueError: the state is of other data, another seed or another batch of all ranks.
         """
-        other = {k: v for k, v in state["layout"].items() if v != self._layout()[k]}
+        then, now = state["layout"], self._layout()
+        other = [k for k in {**then, **now} if then.get(k) != now.get(k)]
         if other:
-            now = ", ".join(f"{k} {v} -> {self._layout()[k]}" for k, v in other.items())
-            raise PolyvisionError(f"cannot resume: the data changed since the checkpoint ({now})")
+            changes = ", ".join(f"{k} {then.get(k)} -> {now.get(k)}" for k in other)
+            raise PolyvisionError(
+                f"cannot resume: the data changed since the checkpoint ({changes})"
+            )
         self._epoch = state["epoch"]
-        self._position = state["position"]
+        self._position = state["done"] // self._order.batch
         # A finished epoch has no rest: the next iteration starts a new one.
         self._resumed = self._position < len(self)
+
+
+class ValLoader:
+    """Batches of validation, in order, from processes that live until ``close``."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader: DataLoader[Any] | None = loader
+        self._length = len(loader)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        assert self._loader is not None, "closed"
+        yield from map(whole, self._loader)
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self._loader = None
 
 
 def val_loader(
@@ -149,13 +236,10 @@ def val_loader(
     collate: Collate | None = None,
     rank: int = 0,
     world_size: int = 1,
-) -> DataLoader[Any]:
+) -> ValLoader:
     """Return this rank's share of the samples, in order, each exactly once."""
     shard: Subset[Any] = Subset(cast(Dataset[Any], samples), range(rank, len(samples), world_size))
-    return DataLoader(
-        shard,
-        batch_size=batch_size,
-        num_workers=workers,
-        collate_fn=collate,
-        pin_memory=torch.cuda.is_available(),
+    keep = workers > 0
+    return ValLoader(
+        data_loader(shard, workers, collate, batch_size=batch_size, persistent_workers=keep)
     )

@@ -11,6 +11,8 @@ from typing import Any
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from polyvision.training.storage import write_whole
+
 __all__ = ["JsonLinesLogger", "truncate_metrics"]
 
 
@@ -46,7 +48,7 @@ def truncate_metrics(path: Path, step: int) -> None:
     if path.exists():
         lines = path.read_text().splitlines()
         kept = [line for line in lines if _step_of(line) <= step]
-        path.write_text("".join(f"{line}\n" for line in kept))
+        write_whole(path, "".join(f"{line}\n" for line in kept))
 
 
 def _step_of(line: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ class TaskModule(LightningModule):
         seed: the run's seed.
         total_steps: optimizer steps of the whole run.
         epoch_steps: optimizer steps of an epoch.
+        named_val: names of the validation sets after the main one.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class TaskModule(LightningModule):
         seed: int,
         total_steps: int,
         epoch_steps: int,
+        named_val: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.model = model
@@ -53,7 +56,8 @@ class TaskModule(LightningModule):
         self.epoch_steps = epoch_steps
         self._batch: Any = None
         self._loss = torch.zeros(())
-        self._totals: dict[str, Tensor] = {}
+        self._sets = ("", *named_val)
+        self._totals: list[dict[str, Tensor]] = []
 
     def loss(self, batch: Any) -> Tensor:
         """Return the mean training loss of a batch."""
@@ -64,7 +68,7 @@ class TaskModule(LightningModule):
         raise NotImplementedError
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
-        """Turn the sums over the whole validation set into the metrics that are logged."""
+        """Turn the sums over a whole validation set into its metrics, such as ``val/loss``."""
         raise NotImplementedError
 
     # -- training ----------------------------------------------------------------------------
@@ -147,19 +151,25 @@ class TaskModule(LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Begin new sums."""
-        self._totals = {}
+        self._totals = [{} for _ in self._sets]
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Add one batch to the sums."""
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Add one batch to the sums of its set."""
+        totals = self._totals[dataloader_idx]
         for name, value in self.count(batch).items():
             value = value.detach().double()
-            self._totals[name] = self._totals[name] + value if name in self._totals else value
+            totals[name] = totals[name] + value if name in totals else value
 
     def on_validation_epoch_end(self) -> None:
-        """Log the metrics of the whole set: exact, whatever the batches and ranks."""
-        names = sorted(self._totals)
-        totals = torch.stack([self._totals[n] for n in names])
-        totals = self.trainer.strategy.reduce(totals, reduce_op="sum")
-        metrics = self.metrics(dict(zip(names, totals.tolist(), strict=True)))
-        self.log_dict(metrics, prog_bar=True)
+        """Log the metrics of each whole set: exact, whatever the batches and ranks."""
+        for name, sums in zip(self._sets, self._totals, strict=True):
+            keys = sorted(sums)
+            totals = torch.stack([sums[k] for k in keys])
+            totals = self.trainer.strategy.reduce(totals, reduce_op="sum")
+            metrics = self.metrics(dict(zip(keys, totals.tolist(), strict=True)))
+            # The main set has no name: val/loss. Others have: val/c4/loss.
+            prefix = f"val/{name}/" if name else "val/"
+            self.log_dict(
+                {prefix + k.removeprefix("val/"): v for k, v in metrics.items()}, prog_bar=not name
+            )
         self.log("step", float(self.global_step))  # the x-axis, as in training

@@ -13,6 +13,7 @@ from polyvision.training.report import count, size
 from polyvision.training.run import Run
 from polyvision.training.schema import Config, ExperimentConfig
 from polyvision.training.task import Task
+from polyvision.training.workers import worker_count
 
 __all__ = ["Steps", "count_steps", "plan_rows", "train_batches"]
 
@@ -43,7 +44,7 @@ def train_batches(config: Config, hardware: Hardware, task: Task) -> TrainLoader
         task.train,
         recipe.batch_size // share,
         seed=config.seed,
-        workers=config.data.workers,
+        workers=worker_count(config.data.workers, hardware.devices),
         collate=task.collate,
         world_size=hardware.devices,
     )
@@ -82,6 +83,7 @@ def plan_rows(
             f"weight decay {recipe.weight_decay:g}, clip {clip}",
         ),
         ("steps", last),
+        ("loading", _loading(worker_count(config.data.workers, hardware.devices))),
         ("device", hardware.device_text),
         ("precision", hardware.precision_text),
         (
@@ -95,6 +97,10 @@ def plan_rows(
             f"{run.folder}" + (f" (goes on from {run.checkpoint})" if run.checkpoint else ""),
         ),
     ]
+
+
+def _loading(workers: int) -> str:
+    return f"{workers} worker processes a device" if workers else "by the training process itself"
 
 
 def _experiment_rows(experiment: ExperimentConfig | None, task: Task) -> list[tuple[str, str]]:

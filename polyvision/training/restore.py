@@ -98,6 +98,7 @@ def _config(path: Path) -> Config:
         config = dataclasses.replace(
             config, model=dataclasses.replace(config.model, pretrained=False)
         )
+    config = dataclasses.replace(config, finetune=None)
     return config
 
 

@@ -16,7 +16,8 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ import polyvision
 from polyvision.errors import PolyvisionError
 from polyvision.training.compose import completed
 from polyvision.training.schema import Config
+from polyvision.training.storage import explained, only_writer, write_whole
 
-__all__ = ["Run", "config_differences", "open_run", "plan_run", "write_json"]
+__all__ = ["Run", "config_differences", "hold_run", "open_run", "plan_run", "write_json"]
 
 # Keys that may change when a run goes on: they do not touch what is computed.
 _FREE_KEYS = frozenset(
@@ -39,6 +41,7 @@ _FREE_KEYS = frozenset(
         "data.workers",
         "data.root",
         "data.path",
+        "trainer.devices",
         "trainer.log_every_n_steps",
         "trainer.checkpoint_every_n_steps",
         "trainer.histograms",
@@ -114,6 +117,33 @@ def _plan(config: Config) -> Run:
     return _existing(folders[-1], config) if folders else Run(_base(config), new=True)
 
 
+@contextmanager
+def hold_run(config: Config, plan: Run) -> Iterator[Run]:
+    """Open the planned run for as long as the block runs; no other process writes to it meanwhile.
+
+    Raises:
+        ValueError: another process holds the run, or its folder cannot be written.
+    """
+    with ExitStack() as stack:
+        first = "LOCAL_RANK" not in os.environ
+        if first and not plan.new:
+            _lock(stack, plan)
+            if plan.summary() is not None:
+                raise PolyvisionError(f"{plan.folder}: another process has just finished this run")
+        run = open_run(config, plan)
+        if first and plan.new:
+            _lock(stack, run)
+        stack.enter_context(explained(run.folder, run.last))
+        yield run
+
+
+def _lock(stack: ExitStack, run: Run) -> None:
+    try:
+        stack.enter_context(only_writer(run.folder))
+    except OSError as error:
+        raise PolyvisionError(f"cannot write {run.folder}: {error.strerror}") from error
+
+
 def open_run(config: Config, plan: Run) -> Run:
     """Create the planned folder and describe the run in it; give way if another process took it."""
     try:
@@ -130,7 +160,7 @@ def _open(config: Config, plan: Run) -> Run:
     os.environ[_FOLDER_VARIABLE] = str(run.folder)
     if "LOCAL_RANK" not in os.environ:
         run.checkpoints.mkdir(exist_ok=True)
-        (run.folder / "config.yaml").write_text(yaml.safe_dump(config.plain(), sort_keys=False))
+        write_whole(run.folder / "config.yaml", yaml.safe_dump(config.plain(), sort_keys=False))
         write_json(run.folder / "environment.json", _environment())
         (run.folder / "summary.json").unlink(missing_ok=True)
     return run
@@ -279,6 +309,4 @@ def _git_state() -> dict[str, Any] | None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` so that the file is whole or absent, never half."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(value, indent=2) + "\n")
-    partial.replace(path)
+    write_whole(path, json.dumps(value, indent=2) + "\n")

@@ -87,10 +87,10 @@ class LanguageModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """What every data set has: its kind and how it is loaded."""
+    """What every data set has: its kind and how many processes load it."""
 
     name: str
-    workers: Annotated[int, Bounds(ge=0)]
+    workers: Annotated[int, Bounds(ge=0)] | Literal["auto"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,12 +110,19 @@ class ImageDataConfig(DataConfig):
 
 @dataclasses.dataclass(frozen=True)
 class TextDataConfig(DataConfig):
-    """Plain text with a tokenizer, ``bytes`` or ``bpe:<vocabulary size>``."""
+    """A text with a tokenizer, or prepared shards, which have theirs and are split.
+
+    ``context``: tokens of a window, null for the model's; ``mix``: weights of several corpora;
+    ``val``: folders of further validation sets.
+    """
 
     task: Literal["language"]
-    val_fraction: Annotated[float, Bounds(gt=0, lt=1)]
+    val_fraction: Annotated[float, Bounds(gt=0, lt=1)] | None
     path: str | None
-    tokenizer: str
+    tokenizer: str | None
+    context: Count | None
+    mix: dict[str, Positive]
+    val: dict[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,6 +252,9 @@ class Config:
     resume: str | None
     dry_run: bool
     experiment: ExperimentConfig | None = None
+    finetune: str | None = None
+    validate: str | None = None
+    validate_output: str | None = None
 
     def plain(self) -> dict[str, Any]:
         """Return nested dictionaries of plain values."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import logging
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -19,21 +18,25 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from polyvision.errors import PolyvisionError
 from polyvision.training.analyses import Analyses, probe
 from polyvision.training.board import Board, run_card
-from polyvision.training.callbacks import Console, Throughput
+from polyvision.training.callbacks import Console
 from polyvision.training.checkpoint import AtomicCheckpointIO
 from polyvision.training.checkpoints import Checkpoints
 from polyvision.training.cost import Cost, estimate_cost
 from polyvision.training.hardware import Hardware, resolve_hardware
-from polyvision.training.loader import TrainLoader, val_loader
+from polyvision.training.loader import TrainLoader, ValLoader, val_loader
 from polyvision.training.loggers import JsonLinesLogger, truncate_metrics
 from polyvision.training.monitor import ActivationMonitor
 from polyvision.training.optimization import build_optimizer
 from polyvision.training.plan import Steps, count_steps, plan_rows, train_batches
+from polyvision.training.quiet import quiet
 from polyvision.training.report import format_summary, format_table
-from polyvision.training.run import Run, open_run, plan_run, write_json
+from polyvision.training.run import Run, hold_run, plan_run, write_json
 from polyvision.training.schema import Config
 from polyvision.training.state import track
+from polyvision.training.storage import write_whole
 from polyvision.training.task import Task
+from polyvision.training.throughput import Throughput
+from polyvision.training.workers import worker_count
 
 __all__ = ["run_task"]
 
@@ -52,9 +55,10 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
         print(format_summary(plan, finished), flush=True)
         return finished
     first_step = _first_step(plan)
-    _quiet()
+    quiet()
     seed_everything(config.seed, verbose=False)
-    task = build(config)
+    # A checkpoint to go on from has the weights, wherever they came from at first.
+    task = build(dataclasses.replace(config, finetune=None) if plan.checkpoint else config)
     loader = train_batches(config, hardware, task)
     steps = count_steps(config, loader)
     build_optimizer(task.model, config.recipe, loss_scaling=False)  # refuse bad options early
@@ -65,8 +69,8 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
         print(format_table("Plan", rows), flush=True)
     if config.dry_run:
         return None
-    run = open_run(config, plan)
-    return _fit(config, hardware, task, loader, steps, cost, run, first_step, rows)
+    with hold_run(config, plan) as run:
+        return _fit(config, hardware, task, loader, steps, cost, run, first_step, rows)
 
 
 def _fit(
@@ -87,6 +91,7 @@ def _fit(
         seed=config.seed,
         total_steps=steps.total,
         epoch_steps=steps.epoch,
+        named_val=tuple(task.named_val),
     )
     if config.trainer.compile:
         task.model.compile()
@@ -97,6 +102,8 @@ def _fit(
         3 * cost.flops / steps.batch_per_device,
         hardware.compute_dtype,
         config.trainer.log_every_n_steps,
+        steps.total,
+        lambda: loader.waited,
     )
     checkpoints = Checkpoints(run, task.monitor, task.mode, config.trainer.checkpoint_every_n_steps)
     trainer = _trainer(
@@ -108,7 +115,7 @@ def _fit(
             ActivationMonitor(config.trainer.histograms, steps.total, task.shown),
             *task.callbacks,
             *_analyses(config, task, run),
-            Console(steps.total, ["train/loss", *task.shown], sys.stderr.isatty()),
+            Console(throughput, ["train/loss", *task.shown], sys.stderr.isatty()),
             checkpoints,
         ],
     )
@@ -120,15 +127,16 @@ def _fit(
         "total_steps": steps.total,
         "activation_bytes": cost.saved_bytes,
     }
+    val = _val_loaders(config, task, steps, trainer)
     started = time.monotonic()
     try:
-        with _recorded(run, board, trainer, task, facts, rows, first_step):
-            trainer.fit(
-                module,
-                train_dataloaders=loader,
-                val_dataloaders=_val_loader(config, task, steps, trainer),
-                ckpt_path=run.checkpoint,
-            )
+        with ExitStack() as stack:
+            for loads in (loader, *val):
+                stack.enter_context(closing(loads))
+            stack.enter_context(_recorded(run, board, trainer, task, facts, rows, first_step))
+            trainer.fit(module, loader, val, ckpt_path=run.checkpoint)
+            if task.monitor not in trainer.callback_metrics:  # stopped after the last step
+                trainer.validate(module, val, verbose=False)
     except SystemExit as stop:  # so does Lightning end after Ctrl-C and SIGTERM
         code = 143 if isinstance(stop, SIGTERMException) else 130
         where = f"go on with resume={run.folder}" if run.last.exists() else "no checkpoint yet"
@@ -170,13 +178,14 @@ def _recorded(
     # The tab shows the first one unasked.
     metrics = dict.fromkeys([task.monitor, *task.shown, "train/loss", "perf/samples_per_s"])
     board.describe(facts["settings"], metrics, run_card(environment, rows), first_step)
-    success = False
     try:
         with track(run.folder, facts, first_step, lambda: trainer.global_step):
             yield
-        success = True
-    finally:
-        board.end(success)
+    except BaseException:
+        with suppress(OSError):  # a full disk must not hide what came first
+            board.end(success=False)
+        raise
+    board.end(success=True)
 
 
 def _first_step(plan: Run) -> int:
@@ -196,7 +205,7 @@ def _first_step(plan: Run) -> int:
 def _prepare_folder(run: Run, task: Task, first_step: int) -> None:
     """Write the task's files; drop what a resumed run will write again."""
     for name, text in task.files.items():
-        (run.folder / name).write_text(text)
+        write_whole(run.folder / name, text)
     metrics = run.folder / "metrics.jsonl"
     if run.checkpoint is not None:
         truncate_metrics(metrics, first_step)
@@ -231,15 +240,18 @@ def _trainer(
     )
 
 
-def _val_loader(config: Config, task: Task, steps: Steps, trainer: Trainer) -> Any:
-    return val_loader(
-        task.val,
-        steps.batch_per_device,
-        workers=config.data.workers,
-        collate=task.collate,
-        rank=trainer.global_rank,
-        world_size=trainer.world_size,
-    )
+def _val_loaders(config: Config, task: Task, steps: Steps, trainer: Trainer) -> list[ValLoader]:
+    return [
+        val_loader(
+            samples,
+            steps.batch_per_device,
+            workers=worker_count(config.data.workers, trainer.world_size),
+            collate=task.collate,
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
+        )
+        for samples in (task.val, *task.named_val.values())
+    ]
 
 
 def _settings(config: Config, task: Task) -> dict[str, Any]:
@@ -252,6 +264,7 @@ def _settings(config: Config, task: Task) -> dict[str, Any]:
         "recipe": config.recipe.name,
         "experiment": config.experiment.name if config.experiment else "none",
         "seed": config.seed,
+        "finetune": config.finetune or "no",
         "precision": config.precision,
         "parameters": sum(p.numel() for p in task.model.parameters()),
     }
@@ -264,7 +277,7 @@ def _summary(
     checkpoints: Checkpoints,
     throughput: Throughput,
 ) -> dict[str, Any]:
-    rates = sorted(throughput.rates)
+    speed = {k.removeprefix("perf/"): round(v, 4) for k, v in throughput.medians().items()}
     last = {k: float(v) for k, v in trainer.callback_metrics.items() if k != "step"}
     return {
         "settings": settings,
@@ -273,14 +286,8 @@ def _summary(
         "last": last,
         "shown": {name: last[name] for name in task.shown if name in last},
         "steps": trainer.global_step,
-        "samples_per_s": round(rates[len(rates) // 2], 2) if rates else None,
+        "samples_per_s": round(speed["samples_per_s"], 2) if speed else None,
+        "speed": speed,
         "torch_threads": torch.get_num_threads(),
-        "unreadable": [str(path) for path in task.unreadable()],
+        "unreadable": task.unreadable(),
     }
-
-
-def _quiet() -> None:
-    """Silence Lightning's hints that do not concern a user of this project."""
-    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated.*")
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)

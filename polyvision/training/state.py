@@ -6,7 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +47,22 @@ def track(
     try:
         yield
     except (SystemExit, KeyboardInterrupt):
-        write_json(path, record | {"state": "interrupted", "step": step()})
+        _record(path, record | {"state": "interrupted", "step": step()})
         raise
     except BaseException as error:
         text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        write_json(path, record | {"state": "failed", "step": step(), "error": text})
+        _record(path, record | {"state": "failed", "step": step(), "error": text})
         raise
     write_json(path, record | {"state": "finished", "step": step()})
+
+
+def _record(path: Path, record: Mapping[str, Any]) -> None:
+    """Write the state unless the disk refuses: what ended the run is more than how it is recorded.
+
+    Such a run looks killed.
+    """
+    with suppress(OSError):
+        write_json(path, record)
 
 
 def _resumed(path: Path) -> list[int]:

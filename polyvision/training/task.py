@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
-from polyvision.training.loader import Collate, MapDataset
+from polyvision.training.loader import MapDataset, OrderedSamples
 from polyvision.training.module import TaskModule
+from polyvision.training.workers import Collate
 
 __all__ = ["Task"]
 
@@ -34,11 +34,12 @@ class Task:
         callbacks: further callbacks.
         files: text files for the run folder, by name.
         unreadable: names the training files skipped so far.
+        named_val: further validation sets; the metrics of one are ``val/<name>/...``.
     """
 
     model: nn.Module
     module: Callable[..., TaskModule]
-    train: MapDataset
+    train: MapDataset | OrderedSamples
     val: MapDataset
     plan: list[tuple[str, str]]
     monitor: str
@@ -49,4 +50,5 @@ class Task:
     tokens_per_sample: int | None = None
     callbacks: list[Callback] = dataclasses.field(default_factory=list)
     files: dict[str, str] = dataclasses.field(default_factory=dict)
-    unreadable: Callable[[], list[Path]] = list
+    unreadable: Callable[[], list[str]] = list
+    named_val: dict[str, MapDataset] = dataclasses.field(default_factory=dict)

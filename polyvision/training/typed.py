@@ -34,6 +34,13 @@ class Bounds:
     le: float = math.inf
     lt: float = math.inf
 
+    @property
+    def text(self) -> str:
+        """The limits in words."""
+        words = {"at least": self.ge, "more than": self.gt, "at most": self.le}
+        words["less than"] = self.lt
+        return " and ".join(f"{word} {v:g}" for word, v in words.items() if math.isfinite(v))
+
     def broken_by(self, value: float) -> str | None:
         """Return the rule that ``value`` breaks, or None."""
         rules = {
@@ -117,7 +124,11 @@ def _convert(value: Any, hint: Any, path: str, problems: list[str]) -> Any:
     if origin is list and isinstance(value, list):
         return [_convert(v, arguments[0], f"{path}[{i}]", problems) for i, v in enumerate(value)]
     if origin is dict and isinstance(value, Mapping):
-        return dict(value)
+        if arguments[1] is Any:
+            return dict(value)
+        return {
+            str(k): _convert(v, arguments[1], f"{path}.{k}", problems) for k, v in value.items()
+        }
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         return load(hint, value, path, problems)  # type: ignore[arg-type]
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
@@ -153,7 +164,8 @@ def _convert_union(value: Any, arguments: tuple[Any, ...], path: str, problems: 
 
 def _describe(hint: Any) -> str:
     if get_origin(hint) is Annotated:
-        return _describe(get_args(hint)[0])
+        kind, bounds = get_args(hint)
+        return f"{_describe(kind)} {bounds.text}"
     if get_origin(hint) is Literal:
         return " or ".join(repr(a) for a in get_args(hint))
     names = {int: "an integer", float: "a number", str: "text", bool: "true or false"}

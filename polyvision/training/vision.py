@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyvision.data.images import Augment, ImageData, collate, load_image_data
+from polyvision.errors import PolyvisionError
 from polyvision.models.network import VisionNetwork, network_to_plain
 from polyvision.models.swap_report import Kept, SwapReport
 from polyvision.models.vision import VisionModel, create_vision_model
+from polyvision.training.finetune import start_from
 from polyvision.training.loader import MapDataset
 from polyvision.training.module import TaskModule
 from polyvision.training.schema import (
@@ -78,6 +80,8 @@ def build_task(config: Config) -> Task:
     assert isinstance(config.model, VisionModelConfig)
     assert isinstance(config.data, ImageDataConfig)
     assert isinstance(config.recipe, VisionRecipeConfig)
+    if config.finetune is not None and config.model.pretrained:
+        raise PolyvisionError("finetune= and model.pretrained=true: choose one source of weights")
     recipe = config.recipe
     data = load_image_data(
         config.data.name,
@@ -105,6 +109,15 @@ def build_task(config: Config) -> Task:
         on_leftover=config.model.on_leftover,
     )
 
+    network = _network(config, data)
+    if config.finetune is not None:
+        if config.model.pretrained:
+            raise PolyvisionError(
+                "finetune= and model.pretrained=true: choose one source of weights"
+            )
+        weights = start_from(config.finetune, built.model, network)
+        built = dataclasses.replace(built, weights=weights)
+
     def module(*arguments: Any, **keywords: Any) -> VisionModule:
         return VisionModule(*arguments, label_smoothing=recipe.label_smoothing, **keywords)
 
@@ -122,7 +135,7 @@ def build_task(config: Config) -> Task:
         unreadable=data.unreadable,
         files={
             "classes.json": json.dumps(data.classes, indent=2) + "\n",
-            "network.json": json.dumps(network_to_plain(_network(config, data)), indent=2) + "\n",
+            "network.json": json.dumps(network_to_plain(network), indent=2) + "\n",
         },
     )
 

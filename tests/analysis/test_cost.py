@@ -1,6 +1,7 @@
 """Tables 8 and 9 as the paper prints them; bytes saved against what autograd must keep."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from polyvision.analysis.flops import (
     plain_form,
 )
 from polyvision.analysis.saved import FORMS, SavedTensors, form_of, saved_bytes
+from polyvision.models.ffn import gated_hidden
 from polyvision.models.transformer import Transformer, TransformerShape
 
 # name: hidden size, FLOPs in BSH, ratio in %, memory in MB; arXiv 2411.03884v3, Table 8.
@@ -140,6 +142,14 @@ def test_tables_have_a_row_for_every_activation():
     assert rows["polynorm"]["saved_bytes"]["eager"] == pytest.approx(768 * 2**20, rel=1e-3)
     assert rows["polynorm"]["saved_bytes"]["fused"] == pytest.approx(128 * 2**20, rel=1e-2)
     assert rows["silu"]["paper_bytes"] is None
+    kept = {name: row["hidden_bytes"]["recomputed"] for name, row in rows.items()}
+    hidden = 4 * 4096 * 4096 * 2  # B S 4H in bf16
+    assert {kept[n] for n in ("polynorm", "polyrelu", "gelu", "relu")} == {hidden}
+    assert kept["swiglu"] == 2 * 2 * 4 * 4096 * gated_hidden(4096)  # gate and up
+    textbook = rows["swiglu"]["hidden_bytes"]["plain"]  # silu(gate) and the product besides
+    assert textbook == 2 * kept["swiglu"]
+    assert kept["polynorm"] <= 0.55 * textbook
+    assert re.search(r"polynorm +24576 +57350 +8192 +0\.14 +0\.38", result.text)
 
 
 def test_cost_of_a_model():

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polyvision.activations import activation_names, register_activation, registry
+from polyvision.analysis.saved import SavedTensors
 from polyvision.errors import PolyvisionError
 from polyvision.models.ffn import FeedForward, gated_hidden
 
@@ -71,7 +72,7 @@ def test_gated_hidden_is_two_thirds() -> None:
 
 @pytest.fixture
 def own_activations() -> Iterator[None]:
-    """Three activations of a user; removed again afterwards."""
+    """Four activations of a user; removed again afterwards."""
     known = set(registry._REGISTRY)
 
     @register_activation("own", kind="pointwise", source="-", formula="s x^2")
@@ -91,6 +92,16 @@ def own_activations() -> Iterator[None]:
     @register_activation("own_softmax", kind="normalising", source="-", formula="softmax(x)")
     def own_softmax(*, dim: int = 1) -> nn.Module:
         return nn.Softmax(dim)
+
+    @register_activation("own_random", kind="stochastic", source="-", formula="x or 0")
+    class OwnRandom(nn.Module):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            mask = torch.rand(x.shape[-1]) < 0.5
+            self.kept = mask.nonzero()
+            return x * mask
 
     yield
     for name in set(registry._REGISTRY) - known:
@@ -139,3 +150,64 @@ def test_errors(name: str, options: dict[str, int], text: str) -> None:
 def test_an_unknown_option_is_the_users_mistake() -> None:
     with pytest.raises(PolyvisionError):
         FeedForward(6, 24, "polynorm", {"ordr": 2})
+
+
+def plainly(ffn: FeedForward, x: Tensor) -> Tensor:
+    h = (ffn.up(x),) if ffn.gate is None else (ffn.gate(x), ffn.up(x))
+    return ffn.down(ffn.activation(*h))
+
+
+def gradients(ffn: FeedForward, x: Tensor, y: Tensor) -> list[Tensor]:
+    weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
+    return list(torch.autograd.grad((y * weights).sum(), [x, *ffn.parameters()]))
+
+
+@pytest.mark.parametrize("name", activation_names("pointwise", "normalising", "gated"))
+def test_gradients_are_those_of_the_plain_form(name: str) -> None:
+    ffn = FeedForward(6, 24, name).double()
+    with torch.no_grad():
+        for parameter in ffn.activation.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))  # coefficients that differ
+    x = torch.randn(2, 5, 6, dtype=torch.float64, requires_grad=True)
+    expected, found = (gradients(ffn, x, form(ffn, x)) for form in (plainly, FeedForward.__call__))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["polynorm", "polyrelu", "swiglu"])
+def test_gradients_under_autocast(name: str, dtype: torch.dtype) -> None:
+    ffn = FeedForward(16, 48, name)
+    x = torch.randn(7, 16, requires_grad=True)
+    with torch.autocast("cpu", dtype):
+        outputs = [form(ffn, x) for form in (plainly, FeedForward.__call__)]
+    assert outputs[1].dtype == dtype
+    expected, found = (gradients(ffn, x, y) for y in outputs)
+    for a, b in zip(expected, found, strict=True):
+        assert a.dtype == b.dtype == torch.float32
+        assert (a - b).norm() <= 2 * torch.finfo(dtype).eps * a.norm()
+
+
+@pytest.mark.parametrize(
+    ("name", "kept", "compiled"),
+    [("polynorm", 48, False), ("polyrelu", 48, False), ("gelu", 48, False), ("swiglu", 64, False)]
+    + [("polynorm", 48, True), ("swiglu", 64, True)],
+)
+def test_only_the_pre_activation_is_kept(name: str, kept: int, compiled: bool) -> None:
+    """Input of 16 and pre-activation of 48, or 2 x 32, values a token: nothing behind them."""
+    ffn, x = FeedForward(16, 48, name), torch.randn(64, 16, requires_grad=True)
+    # Divides a compiled graph into forward and backward pass as inductor does.
+    backend = "aot_eager_decomp_partition"
+    call = torch.compile(ffn, fullgraph=True, backend=backend) if compiled else ffn
+    with SavedTensors() as saved:
+        y = call(x)
+    weights = 4 * sum(p.numel() for p in ffn.parameters())
+    assert (saved.bytes - weights) / 64 <= 4 * (16 + kept)
+    torch.testing.assert_close(gradients(ffn, x, y), gradients(ffn, x, plainly(ffn, x)))
+
+
+@pytest.mark.usefixtures("own_activations")
+def test_what_draws_random_numbers_is_not_repeated() -> None:
+    ffn = FeedForward(6, 24, "own_random")
+    ffn(torch.randn(2, 6)).sum().backward()
+    assert ffn.activation.calls == 1
+    torch.testing.assert_close(ffn.up.weight.grad.sum(1).nonzero(), ffn.activation.kept)

@@ -191,8 +191,13 @@ def test_pretrained_weights_load_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def load(model: nn.Module, **_: Any) -> None:
         model.load_state_dict(source.state_dict(), strict=True)
+        model.pretrained_cfg = {**model.pretrained_cfg, "num_classes": classes}
 
     monkeypatch.setattr("timm.models._builder.load_pretrained", load)
+    classes = 1000  # of the weights: timm gives the network another head
+    head = "90 tensors loaded, 26 new (of the head, for another number of classes: fc.weight, fc.b"
+    assert build("test_resnet", pretrained=True).weights.startswith(head)
+    classes = 7
     built = build("test_resnet", pretrained=True)
     state = built.model.state_dict()
     assert all(torch.equal(state[name], value) for name, value in source.state_dict().items())

@@ -1,14 +1,20 @@
 """The order of samples: shuffled, seeded, sharded, and exact after a resume."""
 
+import gc
+import multiprocessing
+import os
 import random
+from contextlib import closing
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from polyvision.errors import PolyvisionError
 from polyvision.training import loader as loader_module
 from polyvision.training.loader import TrainLoader, val_loader
+from polyvision.training.workers import worker_count
 
 
 class Numbers:
@@ -69,7 +75,7 @@ def test_resume_goes_on_where_the_state_was_taken(taken, workers):
 
 def test_state_of_other_data_is_refused():
     state = TrainLoader(Numbers(12), 4, seed=0).state_dict()
-    with pytest.raises(ValueError, match=r"samples 12 -> 16, batch_size 4 -> 2"):
+    with pytest.raises(ValueError, match=r"samples 12 -> 16, batch 4 -> 2"):
         TrainLoader(Numbers(16), 2, seed=0).load_state_dict(state)
 
 
@@ -92,3 +98,76 @@ def test_validation_shards_hold_each_sample_once():
     shards = [val_loader(Numbers(7), 2, rank=r, world_size=3) for r in range(3)]
     seen = [int(row[0]) for shard in shards for batch in shard for row in batch]
     assert sorted(seen) == list(range(7))
+
+
+class Faulty(Numbers):
+    """Item 5 is a mistake of the user."""
+
+    def __getitem__(self, index):
+        if index == 5:
+            raise PolyvisionError("cannot read image 5")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_mistake_in_the_data_is_one_line_from_workers_too(workers):
+    for loader in (
+        TrainLoader(Faulty(12), 4, seed=0, workers=workers),
+        val_loader(Faulty(12), 4, workers=workers),
+    ):
+        with closing(loader), pytest.raises(PolyvisionError) as caught:
+            batches(loader)
+        assert str(caught.value) == "cannot read image 5"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_mistake_while_joining_a_batch_is_one_line_too(workers):
+    loader = TrainLoader(Numbers(8), 4, seed=0, workers=workers, collate=refuse)
+    with closing(loader), pytest.raises(PolyvisionError) as caught:
+        batches(loader)
+    assert str(caught.value) == "nothing left of 4"
+
+
+def refuse(batch):
+    raise PolyvisionError(f"nothing left of {len(batch)}")
+
+
+class Processes(Numbers):
+    """Item i is the process that read it."""
+
+    def __getitem__(self, index):
+        return os.getpid()
+
+
+def test_workers_live_from_epoch_to_epoch_until_closed():
+    train = TrainLoader(Processes(8), 2, seed=0, workers=2)
+    val = val_loader(Processes(8), 2, workers=2)
+    for loader in (train, val):
+        first, second = ({p for batch in loader for p in batch.tolist()} for _ in range(2))
+        assert first == second
+        assert len(first) == 2
+        assert os.getpid() not in first
+        loader.close()
+        gc.collect()
+        assert not first & {child.pid for child in multiprocessing.active_children()}
+
+
+def test_an_epoch_left_early_is_not_mixed_with_the_next():
+    whole, left = (TrainLoader(Numbers(12), 4, seed=0, workers=w) for w in (0, 2))
+    next(iter(left))
+    batches(whole)
+    assert batches(left) == batches(whole)
+
+
+def test_loaders_leave_the_randomness_of_the_process_alone():
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    batches(val_loader(Processes(4), 2))
+    next(iter(TrainLoader(Processes(8), 2, seed=0, workers=1)))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_worker_processes_fit_the_machine(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)), raising=False)
+    assert [worker_count("auto", devices) for devices in (1, 2, 4, 12, 24)] == [8, 5, 2, 0, 0]
+    assert worker_count(20, 4) == 20

@@ -54,6 +54,8 @@ def test_loss_falls_and_everything_is_written(task, train, tmp_path):
     losses = [value for _, value in series(folder, "train/loss")]
     assert sum(losses[-3:]) < 0.8 * sum(losses[:3])
     assert summary["steps"] == len(losses)
+    assert summary["samples_per_s"] == pytest.approx(summary["speed"]["samples_per_s"], abs=0.01)
+    assert 0 < summary["speed"]["data_wait"] < 1
     names = {p.name for p in folder.iterdir()}
     assert {"config.yaml", "environment.json", "summary.json", "checkpoints"} <= names
     assert not [p for p in folder.rglob("*") if "=" in p.name]
@@ -62,6 +64,7 @@ def test_loss_falls_and_everything_is_written(task, train, tmp_path):
     accumulator = EventAccumulator(str(folder)).Reload()
     tags = set(accumulator.Tags()["scalars"])
     shared = {"train/loss", "val/loss", "optim/lr", "optim/grad_norm", "perf/samples_per_s"}
+    shared |= {"perf/data_wait", "perf/eta_s", "perf/peak_memory_gib"}
     own = {"vision": {"val/acc1", "val/acc5"}, "language": {"val/ppl", "val/bpb"}}
     assert shared | own[task] <= tags
     assert {t.rsplit("/", 1)[1] for t in tags if t.startswith("act/")} == {

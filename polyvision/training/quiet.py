@@ -1,0 +1,15 @@
+"""Silence for hints of Lightning that do not concern a user of this project."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+__all__ = ["quiet"]
+
+
+def quiet() -> None:
+    """Leave them out, in this process."""
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated.*")
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)

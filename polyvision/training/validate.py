@@ -1,0 +1,238 @@
+"""``validate=``: measure trained weights on the validation set; nothing is trained.
+
+The network comes from the weights, and so does what its images need: size, mean, std, crop,
+interpolation, unless the command line gives another value. The data is the run's own, or that of
+``data=``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lightning.pytorch import Trainer
+
+from polyvision.errors import PolyvisionError
+from polyvision.models.network import LanguageNetwork, VisionNetwork
+from polyvision.models.saved import Saved, load_strictly, open_saved
+from polyvision.training.compose import SCRIPTS, config_from_plain
+from polyvision.training.hardware import resolve_hardware
+from polyvision.training.loader import val_loader
+from polyvision.training.quiet import quiet
+from polyvision.training.report import format_table
+from polyvision.training.schema import (
+    ActivationConfig,
+    Config,
+    ImageDataConfig,
+    LanguageModelConfig,
+    TextDataConfig,
+    VisionModelConfig,
+)
+from polyvision.training.task import Task
+from polyvision.training.workers import worker_count
+
+__all__ = ["validate"]
+
+# Keys of the data that belong to the network.
+_PREPARATION = ("image_size", "mean", "std", "crop_pct", "interpolation")
+
+
+def validate(
+    config: Config, build: Callable[[Config], Task], given: set[str]
+) -> list[dict[str, Any]]:
+    """Measure the weights that ``config.validate`` names, print a table, and record the result.
+
+    Args:
+        config: of the command line.
+        build: makes data and network, as for training.
+        given: the keys that the command line sets, such as ``data`` or ``data.crop_pct``.
+
+    Returns:
+        One record for the raw weights, and one for the averaged ones where the checkpoint has them.
+
+    Raises:
+        PolyvisionError: there are no such weights, the data does not fit them, or the result cannot
+            be written.
+    """
+    assert config.validate is not None
+    saved = open_saved(config.validate)
+    if saved.network.task != config.task:
+        raise PolyvisionError(
+            f"validate={config.validate} is a {saved.network.task} model: "
+            f"run python {SCRIPTS[saved.network.task]}.py"
+        )
+    config = _as_trained(config, saved, given)
+    hardware = resolve_hardware(config)
+    quiet()
+    task = build(config)
+    _same_data(saved, task)
+    module = task.module(task.model, config.recipe, seed=config.seed, total_steps=1, epoch_steps=1)
+    records = []
+    for weights in _each_weights(saved):
+        load_strictly(task.model, weights.tensors, str(weights.source))
+        trainer = Trainer(
+            **hardware.trainer_arguments(),
+            logger=False,
+            enable_checkpointing=False,
+            enable_model_summary=False,
+            enable_progress_bar=sys.stderr.isatty(),
+            use_distributed_sampler=False,
+        )
+        loader = val_loader(
+            task.val,
+            config.recipe.batch_size,
+            workers=worker_count(config.data.workers, 1),
+            collate=task.collate,
+        )
+        (found,) = trainer.validate(module, loader, verbose=False)
+        records.append(_record(config, weights, task, found))
+    _report(config, saved, task, records)
+    _write(config, saved, records)
+    return records
+
+
+def _as_trained(config: Config, saved: Saved, given: set[str]) -> Config:
+    """Return the configuration with the network of the weights and the data to measure it on."""
+    network = saved.network
+    model: VisionModelConfig | LanguageModelConfig
+    if isinstance(network, VisionNetwork):
+        model = VisionModelConfig(
+            task="vision",
+            name=network.name,
+            pretrained=False,
+            on_leftover="error" if network.on_leftover == "error" else "ignore",
+            options=dict(network.options),
+        )
+    else:
+        names = {f.name for f in dataclasses.fields(LanguageModelConfig)} - {"task", "name"}
+        sizes = {name: getattr(network.shape, name) for name in names}
+        model = LanguageModelConfig(task="language", name=network.name, **sizes)
+    return dataclasses.replace(
+        config,
+        model=model,
+        act=ActivationConfig(network.activation, dict(network.activation_options)),
+        data=_data(config, saved, given),
+        trainer=dataclasses.replace(config.trainer, devices=1),
+    )
+
+
+def _data(config: Config, saved: Saved, given: set[str]) -> ImageDataConfig | TextDataConfig:
+    """Return the data of ``data=``, or the run's own, with the values given on the command line."""
+    asked: Any = config.data
+    network = saved.network
+    values: dict[str, Any] = {}
+    if "data" not in given:
+        recorded = saved.folder / "config.yaml"
+        if not recorded.is_file():
+            raise PolyvisionError(f"validate={config.validate} is no run: say on what, with data=")
+        values = dataclasses.asdict(_recorded(recorded))
+    if isinstance(network, VisionNetwork):
+        values |= {key: getattr(network, key) for key in _PREPARATION}
+    elif isinstance(network, LanguageNetwork) and saved.tokenizer is not None:
+        whole = json.loads(saved.tokenizer).get("type") == "bytes"
+        values["tokenizer"] = "bytes" if whole else str(saved.folder / "tokenizer.json")
+    options = values.pop("options", {})
+    for key in list(values):
+        if f"data.{key}" in given:
+            del values[key]
+    if hasattr(asked, "options"):
+        chosen = {k for k in asked.options if f"data.options.{k}" in given or "data" in given}
+        values["options"] = options | {k: asked.options[k] for k in chosen}
+    data: ImageDataConfig | TextDataConfig = dataclasses.replace(asked, **values)
+    return data
+
+
+def _recorded(path: Path) -> ImageDataConfig | TextDataConfig:
+    try:
+        return config_from_plain(yaml.safe_load(path.read_text(encoding="utf-8"))).data
+    except (yaml.YAMLError, UnicodeDecodeError, AttributeError, TypeError, KeyError) as error:
+        raise PolyvisionError(f"{path} is damaged: {' '.join(str(error).split())}") from error
+    except PolyvisionError as error:
+        raise PolyvisionError(f"{path} does not fit this version: {error}") from error
+
+
+def _same_data(saved: Saved, task: Task) -> None:
+    """Refuse labels or tokens that mean something else than in training."""
+    network = saved.network
+    if isinstance(network, VisionNetwork):
+        classes = json.loads(task.files["network.json"])["classes"]
+        if classes != network.classes:
+            raise PolyvisionError(_other_classes(network.classes, classes))
+    elif saved.tokenizer not in (None, task.files["tokenizer.json"]):
+        raise PolyvisionError(
+            f"the data is not encoded by the tokenizer that {saved.source} was trained with: "
+            f"leave data.tokenizer out"
+        )
+
+
+def _other_classes(trained: list[str], found: list[str]) -> str:
+    text = f"the weights were trained on {len(trained)} classes, the data has {len(found)}"
+    if len(trained) == len(found):
+        text = "the data has other classes than the weights were trained on"
+    for name, names in (
+        ("only the weights know", [c for c in trained if c not in found]),
+        ("only the data has", [c for c in found if c not in trained]),
+    ):
+        if names:
+            text += f"; {name} {', '.join(names[:5])}" + (", ..." if names[5:] else "")
+    if sorted(trained) == sorted(found):
+        text += ": the same names in another order, so labels would not fit"
+    return text + ". Give data= with the same classes"
+
+
+def _each_weights(saved: Saved) -> list[Saved]:
+    """Return the raw weights, then the averaged ones if the checkpoint has them."""
+    if not saved.has_ema:
+        return [saved]
+    return [saved, open_saved(saved.source, weights="ema")]
+
+
+def _record(config: Config, saved: Saved, task: Task, found: Mapping[str, float]) -> dict[str, Any]:
+    data = {k: v for k, v in dataclasses.asdict(config.data).items() if k != "workers"}
+    return {
+        "weights": str(saved.source),
+        "kind": saved.weights,
+        "step": saved.step,
+        "data": data,
+        "samples": len(task.val),
+        "precision": config.precision,
+        "metrics": {name: float(found[name]) for name in task.shown},
+    }
+
+
+def _report(config: Config, saved: Saved, task: Task, records: Sequence[Mapping[str, Any]]) -> None:
+    data = config.data
+    rows = [
+        ("weights", f"{saved.source}, step {saved.step:,}"),
+        ("network", f"{saved.network.name}, {config.act.label}"),
+        ("data", next(text for label, text in task.plan if label in ("data", "text"))),
+        ("validated on", f"{len(task.val):,} samples, precision {config.precision}"),
+    ]
+    if isinstance(data, ImageDataConfig):
+        crop = f"{data.image_size} px, crop {data.crop_pct:g}, {data.interpolation}"
+        rows.append(("images", crop))
+    rows += [
+        (record["kind"], "  ".join(f"{k} {v:.4f}" for k, v in record["metrics"].items()))
+        for record in records
+    ]
+    print(format_table("Validation", rows), flush=True)
+
+
+def _write(config: Config, saved: Saved, records: Sequence[Mapping[str, Any]]) -> None:
+    """Add one line for each record to the file of results."""
+    default = saved.folder / "validation.jsonl"
+    path = Path(config.validate_output).expanduser() if config.validate_output else default
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(record) + "\n" for record in records)
+    except OSError as error:
+        raise PolyvisionError(
+            f"cannot write {path}: {error.strerror}; validate_output=<file> takes another place"
+        ) from error
+    print(f"added to {path}", flush=True)

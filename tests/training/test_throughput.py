@@ -1,0 +1,97 @@
+"""Rates, waiting for data and time left, on a clock that only the test moves."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from polyvision.training import loader as loader_module
+from polyvision.training import throughput as throughput_module
+from polyvision.training.callbacks import Console
+from polyvision.training.loader import TrainLoader
+from polyvision.training.throughput import Throughput
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = SimpleNamespace(seconds=100.0)
+    for module in (loader_module, throughput_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now.seconds))
+    return now
+
+
+def test_only_the_making_of_batches_counts_as_waiting(clock):
+    class Slow:
+        def __len__(self):
+            return 10
+
+        def __getitem__(self, index):
+            clock.seconds += 1
+            return index
+
+    loader = TrainLoader(Slow(), 4, seed=0)
+    for _ in loader:
+        clock.seconds += 100
+    assert loader.waited == 8
+
+
+def steps(throughput, clock, seconds, trainer, logged):
+    module = SimpleNamespace(device=torch.device("cpu"), log_dict=logged.append)
+    for duration in seconds:
+        clock.seconds += duration
+        trainer.global_step += 1
+        throughput.on_train_batch_end(trainer, module, None, None, 0)
+
+
+@pytest.mark.parametrize("tokens", [None, 16])
+def test_rates_shares_and_estimates(clock, tokens):
+    waited = SimpleNamespace(seconds=0.0)
+    measure = Throughput(4, tokens, 1e9, torch.float32, 2, 10, lambda: waited.seconds)
+    trainer, logged = SimpleNamespace(global_step=0, world_size=1), []
+    assert measure.medians() == {}
+    assert measure.line() == ""
+    measure.on_train_start(trainer, None)
+    measure.on_train_epoch_start(trainer, None)
+    steps(measure, clock, [5, 5], trainer, logged)  # warm-up
+    waited.seconds += 1
+    steps(measure, clock, [2, 2], trainer, logged)
+    clock.seconds += 50  # validation
+    measure.on_validation_end(trainer, None)
+    steps(measure, clock, [1, 1], trainer, logged)
+    assert [row["perf/samples_per_s"] for row in logged] == [0.8, 2, 4]
+    assert [row["perf/data_wait"] for row in logged] == [0, 0.25, 0]
+    assert [row["perf/eta_s"] for row in logged] == [40, 6 * 14 / 4, 4 * 66 / 6]
+    medians = measure.medians()
+    assert medians["perf/samples_per_s"] == 3
+    assert medians["perf/data_wait"] == 0.125
+    assert "perf/eta_s" not in medians
+    assert ("perf/tokens_per_s" in medians) == (tokens is not None)
+    unit = "4 samples/s" if tokens is None else "64 tokens/s"
+    assert measure.line().startswith(f"{unit}  data wait 0%")
+
+
+def test_a_long_epoch_does_not_pass_in_silence(clock, monkeypatch, capsys):
+    monkeypatch.setattr("polyvision.training.callbacks._QUIET_SECONDS", 0.0)
+    measure = Throughput(4, None, 1e9, torch.float32, 1, 10, lambda: 0.0)
+    console = Console(measure, ["train/loss"], interactive=False)
+    trainer = SimpleNamespace(
+        global_step=0,
+        world_size=1,
+        is_global_zero=True,
+        current_epoch=0,
+        callback_metrics={"train/loss": 0.5},
+    )
+    measure.on_train_start(trainer, None)
+    measure.on_train_epoch_start(trainer, None)
+    steps(measure, clock, [2.0], trainer, [])
+    monkeypatch.setattr("lightning.pytorch.callbacks.TQDMProgressBar.on_train_batch_end", nothing)
+    console.on_train_batch_end(trainer, None, None, None, 0)
+    line = capsys.readouterr().out
+    assert line.startswith("epoch 1  step 1/10  train/loss 0.5000  2 samples/s  data wait 0%")
+    assert line.rstrip().endswith("left 0:18")
+
+
+def nothing(*_):
+    pass
