@@ -266,6 +266,7 @@ def compare_loops(options: argparse.Namespace) -> dict[str, Any]:
                 times = contenders[name](options, Path(folder))
                 seconds = (times[-1] - times[options.warmup]) / (len(times) - 1 - options.warmup)
                 rates[name].append(options.batch / seconds)
+                print(f"round {number + 1}, {name}: {rates[name][-1]:.1f} images/s", flush=True)
     ratios = {
         name: statistics.median(a / b for a, b in zip(rates["ours"], rates[name], strict=True))
         for name in rates

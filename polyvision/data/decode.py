@@ -68,7 +68,7 @@ def decode_image(file: str | os.PathLike[str] | BinaryIO) -> Image.Image:
     except Exception as error:  # decoders of damaged files raise nearly anything
         reason = str(error) or type(error).__name__
         shown = repr(os.fspath(file)) if isinstance(file, str | os.PathLike) else repr(file)
-        raise UnreadableImageError(reason.replace(shown, "the file")) from error
+        raise UnreadableImageError(reason.replace(f" {shown}", "").rstrip(":")) from error
 
 
 def _upright(image: Image.Image) -> Image.Image:

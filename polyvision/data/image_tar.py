@@ -139,7 +139,7 @@ def load_tar(request: Request, root: str | None = None, max_unreadable: int = 20
         for side in (train, val)
     ]
     what = f"tar archives of {root}"
-    return strict_data(request, *sides, classes, what, max_unreadable=max_unreadable)
+    return strict_data(request, sides[0], sides[1], classes, what, max_unreadable=max_unreadable)
 
 
 def _by_class(root: Path, names: Sequence[str], layout: str) -> dict[str, list[_Member]]:
@@ -193,7 +193,7 @@ def load_wds(
     count = int(sides[0].labels().max(initial=-1)) + 1 if classes is None else classes
     names = [str(label) for label in range(count)]
     what = f"WebDataset shards of {root}"
-    return strict_data(request, *sides, names, what, max_unreadable=max_unreadable)
+    return strict_data(request, sides[0], sides[1], names, what, max_unreadable=max_unreadable)
 
 
 def _shards(root: Path, side: str, pattern: str, label_key: str | None) -> TarImages:

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 from polyvision.data.augment import Augment, Transform
 from polyvision.data.image_arrays import array_data
 from polyvision.data.image_folders import load_folder, load_imagenet
+from polyvision.data.image_hub import load_hfds, load_tfds
 from polyvision.data.image_sets import ImageData, Request, Sample, collate, describe
 from polyvision.data.image_tar import load_tar, load_wds
 from polyvision.data.image_torchvision import (
@@ -188,8 +189,10 @@ LOADERS: dict[str, Callable[..., ImageData]] = {
     "fake": _load_fake,
     "fashion_mnist": load_fashion_mnist,
     "folder": load_folder,
+    "hfds": load_hfds,
     "imagenet": load_imagenet,
     "tar": load_tar,
+    "tfds": load_tfds,
     "wds": load_wds,
     "imagenette": load_imagenette,
 }

@@ -125,8 +125,9 @@ def prepare(
         _write(out / INDEX, json.dumps(index, indent=1) + "\n")
         (out / PROGRESS).unlink()
     except OSError as error:
+        what = error.filename or "a shard"  # a full disk names no file
         raise PolyvisionError(
-            f"--out {out}: cannot write {error.filename}: {error.strerror}"
+            f"--out {out}: cannot write {what}: {error.strerror}; the same command goes on"
         ) from None
     return Corpus(out, "--out")
 

@@ -18,7 +18,7 @@ from polyvision.errors import PolyvisionError
 __all__ = ["add_arguments", "run"]
 
 # Below this many bytes a second process takes longer to start than it saves.
-_SMALL = 8 << 20
+_SMALL = 32 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

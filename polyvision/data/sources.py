@@ -8,6 +8,7 @@ characters, one JSON line, or one batch of rows.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import dataclasses
 import glob
 import gzip
@@ -265,13 +266,10 @@ def _decompressed(raw: IO[bytes], suffix: str) -> Iterator[bytes]:
     if suffix == ".zst":
         yield from _zstandard(raw)
         return
-    file: Any = raw
-    if suffix == ".gz":
-        file = gzip.GzipFile(fileobj=raw)
-    elif suffix == ".xz":
-        file = lzma.LZMAFile(raw)
-    while content := file.read(_CHUNK):
-        yield content
+    kinds: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
+    with kinds.get(suffix, contextlib.nullcontext)(raw) as file:
+        while content := file.read(_CHUNK):
+            yield content
 
 
 def _zstandard(raw: IO[bytes]) -> Iterator[bytes]:

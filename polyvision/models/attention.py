@@ -110,7 +110,8 @@ class Attention(nn.Module):
             k,
             v,
             attn_mask=mask,
-            is_causal=mask is None and q.shape[2] == k.shape[2],
+            # Without a cache no lengths are compared: torch.export may not know them.
+            is_causal=mask is None and (extend is None or q.shape[2] == k.shape[2]),
             enable_gqa=self.kv_heads != self.heads,
         )  # (B, H, T, head_dim)
         out: Tensor = self.out(y.transpose(1, 2).flatten(2))  # (B, T, width)

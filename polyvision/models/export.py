@@ -220,5 +220,13 @@ def _plain_operations() -> Iterator[None]:
         with use_backend("reference"), warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             yield
+    except OSError:
+        raise
+    except Exception as error:  # torch's exporters raise anything
+        reason = " ".join(str(error.__cause__ or error).split())[:300]
+        raise PolyvisionError(
+            f"torch cannot make a program of this network: {reason}. Its weights can be exported: "
+            f"--format safetensors"
+        ) from error
     finally:
         logger.setLevel(level)

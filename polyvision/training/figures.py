@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
+from matplotlib.textpath import TextPath, text_to_path
 from torch import Tensor, nn
 
 __all__ = ["SITES_PER_FIGURE", "Curve", "activation_curves", "site_curve"]
@@ -106,20 +112,24 @@ def _figure(curves: Mapping[str, Curve]) -> Figure:
     figure = Figure(figsize=(width, height), dpi=80)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
-    axes.set_xlim(-0.42, max(columns, 4.0 / 1.5) * _STEP[0] - 0.2)
+    axes.set_xlim(-0.2, max(columns, 4.0 / 1.5) * _STEP[0] - 0.2)
     axes.set_ylim(-_STEP[1] * (lines - 1) - 0.3, 1.6)
     strokes: dict[str, list[Tensor]] = {style: [] for style in _STYLES}
     frames: list[Tensor] = []
+    labels: list[Path] = []
     for i, (name, curve) in enumerate(curves.items()):
         corner = torch.tensor([_STEP[0] * (i % columns), -_STEP[1] * (i // columns)])
         panel = _Panel(corner, curve)
         frames += [panel.frame(), *panel.zeros()]
         for style, y in _lines(curve).items():
             strokes[style].append(panel.place(curve.x, y))
-        panel.label(axes, name)
+        labels += panel.label(name)
     axes.add_collection(LineCollection(_arrays(frames), colors="0.85", linewidths=0.6))
     for style, paths in strokes.items():
         axes.add_collection(LineCollection(_arrays(paths), label=style, **_STYLES[style]))
+    outlines = Path.make_compound_path(*labels)
+    # Not add_patch, which would look for the bounds of every stroke.
+    axes.add_artist(PathPatch(outlines, facecolor="black", edgecolor="none", snap=False))
     axes.legend(loc="upper left", ncols=4, fontsize="small", frameon=False, borderaxespad=0.2)
     return figure
 
@@ -171,14 +181,43 @@ class _Panel:
             found.append(self.place(torch.tensor(self.x), torch.zeros(2)))
         return found
 
-    def label(self, axes: Axes, name: str) -> None:
-        """Write the site's name above, and the ends of both ranges at the sides."""
+    def label(self, name: str) -> list[Path]:
+        """Return the outlines of the site's name, above, and of the ends of both ranges, below."""
         left, bottom = self.corner.tolist()
-        axes.text(left + 0.5, bottom + 1.03, name, fontsize=7, ha="center", va="bottom")
-        for value, across, align in ((self.x[0], 0, "left"), (self.x[1], 1, "right")):
-            axes.text(left + across, bottom - 0.03, f"{value:.3g}", fontsize=6, ha=align, va="top")
-        for value, up, align in ((self.y[0], 0, "bottom"), (self.y[1], 1, "top")):
-            axes.text(left - 0.02, bottom + up, f"{value:.3g}", fontsize=6, ha="right", va=align)
+        ranges = {"x": self.x, "y": self.y}
+        ends = "   ".join(f"{axis} {low:.3g} to {high:.3g}" for axis, (low, high) in ranges.items())
+        middle = left + 0.5
+        return [_letters(name, 7, middle, bottom + 1.04), _letters(ends, 6, middle, bottom - 0.11)]
+
+
+def _letters(text: str, points: float, middle: float, base: float) -> Path:
+    """Return the outline of a line of text, centred at ``middle``.
+
+    Most of the time of a figure with hundreds of letters goes into ``axes.text``; filling outlines
+    that are made once for each letter takes a fraction of it.
+    """
+    letters = [_letter(letter) for letter in text]
+    scale = points / 72 * np.array(_STEP) / 1.5
+    ends = list(itertools.accumulate((width for _, width in letters), initial=0.0))
+    start = middle - ends[-1] * scale[0] / 2
+    drawn = [
+        Path(np.asarray(path.vertices) * scale + np.array([start + x * scale[0], base]), path.codes)
+        for (path, _), x in zip(letters, ends, strict=False)
+        if path.codes is not None
+    ]
+    return Path.make_compound_path(*drawn)
+
+
+@functools.cache
+def _letter(letter: str) -> tuple[Path, float]:
+    """Return the outline of a letter and its width, both for a font size of 1."""
+    font = FontProperties()
+    width, _, _ = text_to_path.get_text_width_height_descent(letter, font, False)
+    width /= font.get_size_in_points()
+    if letter.isspace():  # matplotlib fails on an outline without points
+        return Path(np.empty((0, 2))), width
+    outline = TextPath((0, 0), letter, size=1)
+    return Path(outline.vertices, outline.codes), width
 
 
 def _range(values: Tensor) -> tuple[float, float]:

@@ -237,7 +237,16 @@ def val_loader(
     rank: int = 0,
     world_size: int = 1,
 ) -> ValLoader:
-    """Return this rank's share of the samples, in order, each exactly once."""
+    """Return this rank's share of the samples, in order, each exactly once.
+
+    Raises:
+        PolyvisionError: some rank would have none.
+    """
+    if len(samples) < world_size:
+        raise PolyvisionError(
+            f"a validation set of {len(samples)} samples cannot be shared by {world_size} devices: "
+            "give more data or lower trainer.devices"
+        )
     shard: Subset[Any] = Subset(cast(Dataset[Any], samples), range(rank, len(samples), world_size))
     keep = workers > 0
     return ValLoader(

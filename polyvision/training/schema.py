@@ -120,9 +120,9 @@ class TextDataConfig(DataConfig):
     val_fraction: Annotated[float, Bounds(gt=0, lt=1)] | None
     path: str | None
     tokenizer: str | None
-    context: Count | None
-    mix: dict[str, Positive]
-    val: dict[str, str]
+    context: Count | None = None
+    mix: dict[str, Positive] = dataclasses.field(default_factory=dict)
+    val: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -69,6 +69,7 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
         print(format_table("Plan", rows), flush=True)
     if config.dry_run:
         return None
+    _same_files(plan, task)
     with hold_run(config, plan) as run:
         return _fit(config, hardware, task, loader, steps, cost, run, first_step, rows)
 
@@ -203,6 +204,17 @@ def _first_step(plan: Run) -> int:
             f"{plan.checkpoint} holds weights only and cannot be resumed from: use {plan.last}"
         )
     return int(state["global_step"])
+
+
+def _same_files(plan: Run, task: Task) -> None:
+    """Refuse to go on with other classes, or another tokenizer, than the weights have learned."""
+    for name, text in task.files.items():
+        path = plan.folder / name
+        if plan.checkpoint is not None and path.is_file() and path.read_text() != text:
+            raise PolyvisionError(
+                f"cannot resume {plan.folder}: its {name} is not what the data gives now. Use the "
+                f"same data, or leave resume= out to start a new run"
+            )
 
 
 def _prepare_folder(run: Run, task: Task, first_step: int) -> None:

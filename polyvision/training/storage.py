@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from polyvision.errors import PolyvisionError
 
-try:
+if sys.platform != "win32":
     import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["explained", "only_writer", "write_whole"]
 
@@ -43,7 +42,7 @@ def only_writer(folder: Path) -> Iterator[None]:
     Raises:
         PolyvisionError: another process holds the folder.
     """
-    if fcntl is None:
+    if sys.platform == "win32":  # no such locks
         yield
         return
     with (folder / _LOCK_FILE).open("a+") as file:

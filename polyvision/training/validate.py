@@ -18,7 +18,7 @@ import yaml
 from lightning.pytorch import Trainer
 
 from polyvision.errors import PolyvisionError
-from polyvision.models.network import LanguageNetwork, VisionNetwork
+from polyvision.models.network import VisionNetwork
 from polyvision.models.saved import Saved, load_strictly, open_saved
 from polyvision.training.compose import SCRIPTS, config_from_plain
 from polyvision.training.hardware import resolve_hardware
@@ -133,7 +133,7 @@ def _data(config: Config, saved: Saved, given: set[str]) -> ImageDataConfig | Te
         values = dataclasses.asdict(_recorded(recorded))
     if isinstance(network, VisionNetwork):
         values |= {key: getattr(network, key) for key in _PREPARATION}
-    elif isinstance(network, LanguageNetwork) and saved.tokenizer is not None:
+    elif "data" in given and asked.tokenizer is not None and saved.tokenizer is not None:
         whole = json.loads(saved.tokenizer).get("type") == "bytes"
         values["tokenizer"] = "bytes" if whole else str(saved.folder / "tokenizer.json")
     options = values.pop("options", {})

@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from sample_texts import document
 from polyvision.cli import main
 from polyvision.data import prepare as module
 from polyvision.data.corpus import Corpus, Part, verify_corpus
+from polyvision.data.part_writer import PartWriter
 from polyvision.data.prepare import in_validation
 from polyvision.data.tokenizers import Tokenizer
 from polyvision.errors import PolyvisionError
@@ -32,7 +34,7 @@ def documents(part: Part, tokenizer: Tokenizer) -> list[str]:
     found = []
     for number, shard in enumerate(part.shards):
         offsets = shard.offsets().tolist()
-        for start, end in zip(offsets, offsets[1:], strict=False):
+        for start, end in pairwise(offsets):
             ids = part.read(number, start, end - start)
             if tokenizer.end is not None:
                 assert ids[-1] == tokenizer.end
@@ -195,7 +197,7 @@ def test_a_foreign_folder_is_left_alone(texts: Path, prepared: Prepare) -> None:
             prepared(texts, out="texts", overwrite=overwrite)
     assert len(list(texts.iterdir())) == 60
     (texts.parent / "file").write_text("x")
-    with pytest.raises(PolyvisionError, match="cannot write .*file"):
+    with pytest.raises(PolyvisionError, match=r"cannot write .*file"):
         prepared(texts, out="file")
 
 
@@ -217,6 +219,48 @@ def test_values_out_of_range(
     with pytest.raises(PolyvisionError, match=re.escape(text)):
         prepared(texts, **change)
     prepared(texts)  # nothing was left behind that refuses the next attempt
+
+
+def test_a_full_disk_is_one_line_and_nothing_is_lost(
+    texts: Path, prepared: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared(texts, out="whole")
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PartWriter, "end_document", full)
+        with pytest.raises(PolyvisionError, match="cannot write a shard: No space left on device"):
+            prepared(texts)
+    prepared(texts)
+    assert content(texts.parent / "out") == content(texts.parent / "whole")
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_input(tmp_path: Path, prepared: Prepare) -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    line = json.dumps({"text": "the whale and the sea " * 500}) + "\n"
+    with (tmp_path / "large.jsonl").open("w") as file:
+        for _ in range(200_000_000 // len(line)):
+            file.write(line)
+    (tmp_path / "small.jsonl").write_text(line * 2000)
+    (tmp_path / "long.txt").write_bytes(b"the whale and the sea " * 10_000_000)
+    peak = 0
+
+    def watch(_: int) -> None:
+        nonlocal peak
+        peak = max(peak, resident())
+
+    settings: dict[str, Any] = {"val_fraction": 0.0, "on_progress": watch}
+    prepared(tmp_path / "small.jsonl", out="small", **settings)
+    before = peak
+    for name in ("large.jsonl", "long.txt"):
+        corpus = prepared(tmp_path / name, out=name[:4], **settings)
+        assert corpus.parts["train"].tokens > 190e6
+    assert peak - before < 60e6
 
 
 def test_an_empty_corpus(tmp_path: Path, prepared: Prepare) -> None:

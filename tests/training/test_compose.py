@@ -18,6 +18,9 @@ SOURCE = Path(polyvision.__file__).parent
 NEEDED = {
     "timm": ["model.name=resnet18"],
     "folder": ["data.root=images"],
+    "imagenet": ["data.root=images"],
+    "tar": ["data.root=images"],
+    "wds": ["data.root=images"],
     "text": ["data.path=book.txt"],
 }
 

@@ -1,6 +1,7 @@
 """The order of samples: shuffled, seeded, sharded, and exact after a resume."""
 
 import gc
+import itertools
 import multiprocessing
 import os
 import random
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from polyvision.errors import PolyvisionError
-from polyvision.training import loader as loader_module
+from polyvision.training import order as order_module
 from polyvision.training.loader import TrainLoader, val_loader
 from polyvision.training.workers import worker_count
 
@@ -83,10 +84,66 @@ def test_ranks_share_an_epoch(monkeypatch):
     parts = []
     for rank in (0, 1):
         group = SimpleNamespace(is_initialized=lambda: True, get_rank=lambda rank=rank: rank)
-        monkeypatch.setattr(loader_module, "dist", group)
+        monkeypatch.setattr(order_module, "dist", group)
         parts.append(batches(TrainLoader(Numbers(16), 4, seed=0, world_size=2)))
     together = [row[0] for part in parts for batch in part for row in batch]
     assert sorted(together) == list(range(16))
+
+
+class Ordered:
+    """Sample i of epoch e is 100 e + i."""
+
+    def __init__(self, length, name="a"):
+        self.length, self.name = length, name
+
+    def __len__(self):
+        return self.length
+
+    def sample(self, epoch, index):
+        return torch.tensor([100 * epoch + index])
+
+    def fingerprint(self):
+        return self.name
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_with_an_order_of_their_own_come_in_it(workers):
+    loader = TrainLoader(Ordered(7), 2, seed=0, workers=workers)
+    epochs = [[row[0] for batch in batches(loader) for row in batch] for _ in range(2)]
+    assert epochs == [[0, 1, 2, 3, 4, 5], [100, 101, 102, 103, 104, 105]]
+    state = loader.state_dict()
+    with pytest.raises(ValueError, match="data a -> b"):
+        TrainLoader(Ordered(7, "b"), 2, seed=0).load_state_dict(state)
+    with pytest.raises(ValueError, match="data a -> None"):
+        TrainLoader(Numbers(7), 2, seed=0).load_state_dict(state)
+
+
+@pytest.mark.parametrize("data", [Ordered(26), Numbers(26)])
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (4, 2)])
+def test_the_number_of_ranks_may_change(before, after, data, monkeypatch):
+    def ranks(world_size, state=None, taken=None):
+        """Return the samples of each step of all ranks, and the state after ``taken`` steps."""
+        columns, found = [], None
+        for rank in range(world_size):
+            group = SimpleNamespace(is_initialized=lambda: True, get_rank=lambda rank=rank: rank)
+            monkeypatch.setattr(order_module, "dist", group)
+            loader = TrainLoader(data, 4 // world_size, seed=0, world_size=world_size)
+            if state is not None:
+                loader.load_state_dict(state)
+            columns.append([])
+            for batch in loader:
+                columns[-1].append([row[0] for row in batch.tolist()])
+                if len(columns[-1]) == taken:
+                    found = loader.state_dict()
+                    break
+        steps = zip(*columns, strict=True)
+        return [list(itertools.chain(*step)) for step in steps], found
+
+    whole, _ = ranks(before)
+    first, state = ranks(before, taken=2)
+    rest, _ = ranks(after, state)
+    assert first + rest == whole
+    assert len(whole) == 6
 
 
 def test_too_few_samples_are_refused():
@@ -98,6 +155,8 @@ def test_validation_shards_hold_each_sample_once():
     shards = [val_loader(Numbers(7), 2, rank=r, world_size=3) for r in range(3)]
     seen = [int(row[0]) for shard in shards for batch in shard for row in batch]
     assert sorted(seen) == list(range(7))
+    with pytest.raises(PolyvisionError, match="of 7 samples cannot be shared by 8 devices"):
+        val_loader(Numbers(7), 2, rank=0, world_size=8)
 
 
 class Faulty(Numbers):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from polyvision.training.compose import compose
 from polyvision.training.module import NonFiniteError, TaskModule
-from polyvision.training.session import run_task
+from polyvision.training.run import Run
+from polyvision.training.session import _same_files, run_task
 from polyvision.training.vision import build_task
 
 TASKS = ["vision", "language"]
@@ -211,3 +213,13 @@ def test_unreadable_training_images_are_named_in_the_summary(train, tmp_path, ca
     summary = run_task(config, build_task)
     assert summary["unreadable"] == [str(broken)]
     assert f"NOT read       1 training files: {broken}" in capsys.readouterr().out
+
+
+def test_other_classes_are_not_resumed(tmp_path):
+    (tmp_path / "classes.json").write_text('["ant", "bee"]')
+    run = Run(tmp_path, checkpoint=tmp_path / "last.ckpt")
+    same, other = (SimpleNamespace(files={"classes.json": t}) for t in ('["ant", "bee"]', "[]"))
+    _same_files(run, same)
+    _same_files(Run(tmp_path), other)  # a new run writes its own
+    with pytest.raises(ValueError, match=r"its classes\.json is not what the data gives now"):
+        _same_files(run, other)
