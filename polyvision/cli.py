@@ -34,6 +34,10 @@ _VERBS: dict[str, tuple[str, str]] = {
         "write a trained network as safetensors, ONNX or a program of torch.export",
         "polyvision.models.export_verb",
     ),
+    "evaluate": (
+        "measure a trained language model: perplexity on any text, benchmark tasks",
+        "polyvision.analysis.language.evaluate",
+    ),
     "generate": (
         "continue prompts with a trained language model",
         "polyvision.analysis.language.generate",

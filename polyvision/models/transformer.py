@@ -137,6 +137,20 @@ class Transformer(nn.Module):
                 logits.
             z_weight: weight of the z-loss.
         """
+        x, records = self._states(tokens)  # (B, T, width)
+        if targets is None:
+            logits: Tensor = self.head(x)  # (B, T, V)
+            return logits
+        return self._losses(x, targets, z_weight, records)
+
+    def logits_at(self, tokens: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """Return the logits (N, V) after the tokens at (``rows``, ``columns``), (N,) int64 each."""
+        x, _ = self._states(tokens)  # (B, T, width)
+        logits: Tensor = self.head(x[rows, columns])
+        return logits
+
+    def _states(self, tokens: Tensor) -> tuple[Tensor, list[Routing]]:
+        """Return what enters the output matrix, and the routers' records."""
         length = tokens.shape[1]
         if length > self.shape.context:
             raise PolyvisionError(
@@ -152,11 +166,7 @@ class Transformer(nn.Module):
             run = block if keep else functools.partial(_checkpointed, block)
             x, routing = run(x, rotation)
             records.append(routing)
-        x = self.norm(x)
-        if targets is None:
-            logits: Tensor = self.head(x)  # (B, T, V)
-            return logits
-        return self._losses(x, targets, z_weight, [r for r in records if r is not None])
+        return self.norm(x), [r for r in records if r is not None]
 
     def _losses(
         self, x: Tensor, targets: Tensor, z_weight: float, records: list[Routing]

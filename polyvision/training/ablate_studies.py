@@ -45,6 +45,21 @@ class Study:
 _TABLE_10 = (Size(3 / 8, 1 / 2), Size(1 / 2, 2 / 3), Size(3 / 4, 2 / 3), Size(1, 1))
 
 STUDIES: dict[str, Study] = {
+    "activations": Study(
+        title="Activations of the feed-forward network at equal parameters",
+        source="Table 1, with ReLU squared from Figure 5c",
+        question="Which activation reaches the lowest loss in a language model?",
+        finding="PolyNorm and PolyReLU reach a lower loss than SwiGLU, GELU and ReLU, in this "
+        "order",
+        acts=(
+            ("act=swiglu",),
+            ("act=polynorm",),
+            ("act=polyrelu",),
+            ("act=gelu",),
+            ("act=relu",),
+            ("act=relu2",),
+        ),
+    ),
     "order": Study(
         title="Order of PolyReLU",
         source="Figure 5a",

@@ -49,6 +49,7 @@ class LanguageModule(TaskModule):
     ) -> None:
         super().__init__(model, *arguments, **keywords)
         self.register_buffer("byte_lengths", byte_lengths, persistent=False)
+        self._nats = torch.zeros(())
         # What the routers did with the last training batch.
         self.routing: Routing | None = None
 
@@ -58,7 +59,22 @@ class LanguageModule(TaskModule):
         losses: Losses = self.model(*batch, z_weight=self.recipe.z_loss)
         if losses.routing is not None:
             self.routing = Routing(*(value.detach() for value in losses.routing))
+        self._nats = losses.nats
         return losses.total
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Log perplexity, bits per byte and the tokens seen beside what every task logs.
+
+        The first two are those of the last batch of a step, as ``train/loss`` is, but of the
+        cross-entropy alone; the tokens are those of all ranks and batches.
+        """
+        loss = super().training_step(batch, batch_idx)
+        text_bytes = self.byte_lengths[batch[1]].sum().clamp(min=1)
+        step = batch[1].numel() * self.trainer.accumulate_grad_batches * self.trainer.world_size
+        self.log("train/ppl", (self._nats / batch[1].numel()).exp())
+        self.log("train/bpb", self._nats / (math.log(2) * text_bytes))
+        self.log("train/tokens", float(step * (self.global_step + 1)))
+        return loss
 
     def count(self, batch: Batch) -> dict[str, Tensor]:
         """Return the summed cross-entropy in nats, and the number of tokens and of their bytes."""

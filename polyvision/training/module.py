@@ -35,6 +35,8 @@ class TaskModule(LightningModule):
         seed: the run's seed.
         total_steps: optimizer steps of the whole run.
         epoch_steps: optimizer steps of an epoch.
+        warmup_steps: optimizer steps of the warm-up; None for the recipe's epochs.
+        schedule_steps: optimizer steps of the schedule; None for the whole run.
         named_val: names of the validation sets after the main one.
     """
 
@@ -46,6 +48,8 @@ class TaskModule(LightningModule):
         seed: int,
         total_steps: int,
         epoch_steps: int,
+        warmup_steps: float | None = None,
+        schedule_steps: int | None = None,
         named_val: Sequence[str] = (),
     ) -> None:
         super().__init__()
@@ -54,6 +58,8 @@ class TaskModule(LightningModule):
         self.seed = seed
         self.total_steps = total_steps
         self.epoch_steps = epoch_steps
+        self.warmup_steps = warmup_steps
+        self.schedule_steps = schedule_steps or total_steps
         self._batch: Any = None
         self._loss = torch.zeros(())
         self._sets = ("", *named_val)
@@ -79,7 +85,11 @@ class TaskModule(LightningModule):
             self.model, self.recipe, loss_scaling=self._scaler() is not None
         )
         self._schedule = build_schedule(
-            optimizer, self.recipe, total_steps=self.total_steps, epoch_steps=self.epoch_steps
+            optimizer,
+            self.recipe,
+            total_steps=self.schedule_steps,
+            epoch_steps=self.epoch_steps,
+            warmup_steps=self.warmup_steps,
         )
         return optimizer
 

@@ -75,31 +75,49 @@ def build_optimizer(
 
 
 def build_schedule(
-    optimizer: torch.optim.Optimizer, recipe: RecipeConfig, *, total_steps: int, epoch_steps: int
+    optimizer: torch.optim.Optimizer,
+    recipe: RecipeConfig,
+    *,
+    total_steps: int,
+    epoch_steps: int,
+    warmup_steps: float | None = None,
 ) -> Scheduler:
     """Build the recipe's schedule over ``total_steps`` optimizer steps.
 
     It holds no state of its own: ``step_update(n)`` sets the rates of step n. Times in
-    ``recipe.schedule_options`` (``decay_epochs``, ``decay_milestones``) are in epochs.
+    ``recipe.schedule_options`` (``decay_epochs``, ``decay_milestones``) are in epochs. With
+    ``warmup_prefix`` among them, what follows the warm-up begins at its own start; without, where
+    it would be by then.
+
+    Args:
+        optimizer: whose rates are set.
+        recipe: the schedule.
+        total_steps: its end.
+        epoch_steps: optimizer steps of an epoch.
+        warmup_steps: of the linear warm-up; None for ``recipe.warmup_epochs``.
 
     Raises:
         ValueError: options that the schedule does not take.
     """
     epochs = total_steps / epoch_steps
+    warmup = recipe.warmup_epochs if warmup_steps is None else warmup_steps / epoch_steps
+    warmup = min(warmup, epochs)
+    prefix = bool(recipe.schedule_options.get("warmup_prefix"))
+    after = max(epochs - warmup, 1 / epoch_steps) if prefix else epochs
     create: Callable[..., tuple[Scheduler, int]] = create_scheduler_v2  # takes parts of epochs too
     try:
         scheduler, _ = create(
             optimizer,
             sched=recipe.schedule,
-            num_epochs=epochs,
-            warmup_epochs=min(recipe.warmup_epochs, epochs),
+            num_epochs=after,
+            warmup_epochs=warmup,
             warmup_lr=recipe.lr * 1e-3,
             min_lr=recipe.min_lr,
             step_on_epochs=False,
             updates_per_epoch=epoch_steps,
             **recipe.schedule_options,
         )
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise PolyvisionError(
             f"recipe.schedule={recipe.schedule} does not take recipe.schedule_options="
             f"{recipe.schedule_options}: {error}"

@@ -11,7 +11,7 @@ from polyvision.training.hardware import Hardware
 from polyvision.training.loader import TrainLoader
 from polyvision.training.report import count, size
 from polyvision.training.run import Run
-from polyvision.training.schema import Config, ExperimentConfig
+from polyvision.training.schema import Config, ExperimentConfig, LanguageRecipeConfig
 from polyvision.training.task import Task
 from polyvision.training.workers import worker_count
 
@@ -20,11 +20,28 @@ __all__ = ["Steps", "count_steps", "plan_rows", "train_batches"]
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """How the recipe's batch is split, and how many optimizer steps follow from it."""
+    """How the recipe's batch is split, and how many optimizer steps follow from it.
 
+    Attributes:
+        batch: samples of an optimizer step.
+        batch_per_device: samples of one pass on one device.
+        epoch: optimizer steps of an epoch.
+        total: of the run.
+        warmup: of the warm-up.
+        schedule: of the schedule, warm-up included.
+    """
+
+    batch: int
     batch_per_device: int
     epoch: int
     total: int
+    warmup: float
+    schedule: int
+
+    @property
+    def epochs(self) -> int:
+        """Epochs that the run begins."""
+        return math.ceil(self.total / self.epoch)
 
 
 def train_batches(config: Config, hardware: Hardware, task: Task) -> TrainLoader:
@@ -35,14 +52,15 @@ def train_batches(config: Config, hardware: Hardware, task: Task) -> TrainLoader
     """
     recipe = config.recipe
     share = hardware.devices * recipe.accumulate
-    if recipe.batch_size % share:
+    batch = _step_samples(config, task)
+    if batch % share:
         raise PolyvisionError(
-            f"recipe.batch_size={recipe.batch_size} is the batch of one optimizer step; it must be "
+            f"{_batch_text(config, task)} is the batch of one optimizer step; it must be "
             f"divisible by devices x recipe.accumulate = {hardware.devices} x {recipe.accumulate}"
         )
     return TrainLoader(
         task.train,
-        recipe.batch_size // share,
+        batch // share,
         seed=config.seed,
         workers=worker_count(config.data.workers, hardware.devices),
         collate=task.collate,
@@ -50,13 +68,50 @@ def train_batches(config: Config, hardware: Hardware, task: Task) -> TrainLoader
     )
 
 
-def count_steps(config: Config, loader: TrainLoader) -> Steps:
-    """Count the optimizer steps of an epoch and of the whole run."""
-    epoch = math.ceil(len(loader) / config.recipe.accumulate)
+def _step_samples(config: Config, task: Task) -> int:
+    recipe, window = config.recipe, task.tokens_per_sample
+    if not isinstance(recipe, LanguageRecipeConfig) or recipe.batch_tokens is None:
+        return recipe.batch_size
+    assert window is not None
+    samples, rest = divmod(recipe.batch_tokens, window)
+    if rest or not samples:
+        near = window * max(1, round(recipe.batch_tokens / window))
+        raise PolyvisionError(
+            f"recipe.batch_tokens={recipe.batch_tokens} must be a multiple of the {window} tokens "
+            f"of a window, for example {near}"
+        )
+    return samples
+
+
+def _batch_text(config: Config, task: Task) -> str:
+    recipe = config.recipe
+    if isinstance(recipe, LanguageRecipeConfig) and recipe.batch_tokens is not None:
+        return f"recipe.batch_tokens={recipe.batch_tokens} ({_step_samples(config, task)} samples)"
+    return f"recipe.batch_size={recipe.batch_size}"
+
+
+def count_steps(config: Config, loader: TrainLoader, task: Task) -> Steps:
+    """Count the optimizer steps of an epoch, of the whole run, and of its schedule.
+
+    Tokens are rounded up to whole steps; ``trainer.max_steps`` shortens the run, and the schedule
+    with it unless that has a length of its own.
+    """
+    recipe = config.recipe
+    batch = _step_samples(config, task)
+    epoch = math.ceil(len(loader) / recipe.accumulate)
     total = epoch * config.trainer.max_epochs
+    warmup, schedule = recipe.warmup_epochs * epoch, None
+    if isinstance(recipe, LanguageRecipeConfig):
+        tokens = batch * (task.tokens_per_sample or 1)
+        if recipe.total_tokens is not None:
+            total = math.ceil(recipe.total_tokens / tokens)
+        if recipe.warmup_tokens is not None:
+            warmup = recipe.warmup_tokens / tokens
+        if recipe.schedule_tokens is not None:
+            schedule = math.ceil(recipe.schedule_tokens / tokens)
     if config.trainer.max_steps is not None:
         total = min(total, config.trainer.max_steps)
-    return Steps(loader.batch_size, epoch, total)
+    return Steps(batch, loader.batch_size, epoch, total, warmup, schedule or total)
 
 
 def plan_rows(
@@ -71,15 +126,17 @@ def plan_rows(
     batch = steps.batch_per_device
     weights = sum(p.numel() * p.element_size() for p in task.model.parameters())
     clip = "none" if recipe.clip_grad is None else f"{recipe.clip_grad:g}"
-    last = (
-        f"{steps.total:,} optimizer steps of {recipe.batch_size} samples, {steps.epoch:,} an epoch"
-    )
+    last = f"{steps.total:,} optimizer steps of {steps.batch} samples, {steps.epoch:,} an epoch"
+    if task.tokens_per_sample is not None:
+        tokens = steps.batch * task.tokens_per_sample
+        last += f"; {count(tokens)} tokens a step, {count(tokens * steps.total)} in all"
     return [
         *_experiment_rows(config.experiment, task),
         *task.plan,
         (
             "recipe",
-            f"{recipe.name}: {recipe.optimizer}, lr {recipe.lr:g} ({recipe.schedule}), "
+            f"{recipe.name}: {recipe.optimizer}, lr {recipe.lr:g} ({recipe.schedule} to "
+            f"{recipe.min_lr:g} over {steps.schedule:,} steps, {steps.warmup:,.0f} of warm-up), "
             f"weight decay {recipe.weight_decay:g}, clip {clip}",
         ),
         ("steps", last),

@@ -168,10 +168,19 @@ class VisionRecipeConfig(RecipeConfig):
 
 @dataclasses.dataclass(frozen=True)
 class LanguageRecipeConfig(RecipeConfig):
-    """What only language modelling has; ``z_loss`` weighs the squared log-partition."""
+    """What only language modelling has; ``z_loss`` weighs the squared log-partition.
+
+    Tokens replace what is counted otherwise, null leaves it: ``batch_tokens`` the samples of an
+    optimizer step, ``total_tokens`` the epochs, ``warmup_tokens`` the epochs of warm-up.
+    ``schedule_tokens`` is where the schedule ends, null for the end of the run.
+    """
 
     task: Literal["language"]
     z_loss: NonNegative
+    batch_tokens: Count | None = None
+    total_tokens: Count | None = None
+    warmup_tokens: Annotated[int, Bounds(ge=0)] | None = None
+    schedule_tokens: Count | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -60,7 +60,7 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
     # A checkpoint to go on from has the weights, wherever they came from at first.
     task = build(dataclasses.replace(config, finetune=None) if plan.checkpoint else config)
     loader = train_batches(config, hardware, task)
-    steps = count_steps(config, loader)
+    steps = count_steps(config, loader, task)
     build_optimizer(task.model, config.recipe, loss_scaling=False)  # refuse bad options early
     batch = steps.batch_per_device
     cost = estimate_cost(task.model, lambda: task.make_input(batch), hardware.compute_dtype)
@@ -92,6 +92,8 @@ def _fit(
         seed=config.seed,
         total_steps=steps.total,
         epoch_steps=steps.epoch,
+        warmup_steps=steps.warmup,
+        schedule_steps=steps.schedule,
         named_val=tuple(task.named_val),
     )
     if config.trainer.compile:
@@ -110,6 +112,7 @@ def _fit(
     trainer = _trainer(
         config,
         hardware,
+        steps,
         [board, JsonLinesLogger(run.folder / "metrics.jsonl")],
         [
             throughput,
@@ -228,7 +231,11 @@ def _prepare_folder(run: Run, task: Task, first_step: int) -> None:
 
 
 def _trainer(
-    config: Config, hardware: Hardware, loggers: list[Any], callbacks: list[Callback]
+    config: Config,
+    hardware: Hardware,
+    steps: Steps,
+    loggers: list[Any],
+    callbacks: list[Callback],
 ) -> Trainer:
     trainer, recipe = config.trainer, config.recipe
     arguments = hardware.trainer_arguments()
@@ -236,7 +243,7 @@ def _trainer(
     by_steps = trainer.val_every_n_steps
     return Trainer(
         **arguments,
-        max_epochs=trainer.max_epochs,
+        max_epochs=steps.epochs,
         max_steps=-1 if trainer.max_steps is None else trainer.max_steps,
         logger=loggers,
         callbacks=callbacks,

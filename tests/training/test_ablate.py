@@ -16,6 +16,7 @@ from polyvision.training.ablate_studies import STUDIES, Size
 from polyvision.training.compose import compose
 
 ACTS = {
+    "activations": ["swiglu", "polynorm", "polyrelu", "gelu", "relu", "relu2"],
     "order": ["polyrelu", "polyrelu-order2", "polyrelu-order4"],
     "composition": ["polynorm", "polyrelu", "polyprelu", "polyrelunorm"],
     "relu-variants": ["polyrelu", "relu", "relu2"],

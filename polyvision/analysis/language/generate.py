@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from polyvision.analysis.language.continuation import Continuation
@@ -88,7 +89,7 @@ def run(arguments: argparse.Namespace) -> str:
             print(_heading(start, len(prompts)) + batch[0], end="", flush=True)
         made += continue_texts(
             trained,
-            batch,
+            [trained.tokenizer.encode(text) for text in batch],
             arguments.max_new_tokens,
             temperature=arguments.temperature,
             top_k=arguments.top_k,
@@ -114,7 +115,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 def continue_texts(
     trained: TrainedModel,
-    prompts: Sequence[str],
+    prompts: Sequence[np.ndarray],
     max_new_tokens: int,
     *,
     temperature: float = 1.0,
@@ -128,7 +129,8 @@ def continue_texts(
 
     Args:
         trained: the language model.
-        prompts: one or more texts; an empty one begins at the start of a document.
+        prompts: the tokens of one or more texts, as ``Tokenizer.encode`` gives them; an empty one
+            begins at the start of a document.
         max_new_tokens: the limit.
         temperature: as in ``polyvision.models.generation.generate``, like the next two.
         top_k: number of tokens to draw from.
@@ -141,7 +143,7 @@ def continue_texts(
         PolyvisionError: a value is out of range.
     """
     assert show is None or len(prompts) == 1
-    rows = [trained.tokenizer.encode(text).tolist() or [trained.first] for text in prompts]
+    rows = [tokens.tolist() or [trained.first] for tokens in prompts]
     longest = max(map(len, rows))
     padded = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
     starts = torch.tensor([longest - len(row) for row in rows])

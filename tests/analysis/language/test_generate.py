@@ -66,7 +66,7 @@ def test_an_end_token_ends_the_text(bpe_run, monkeypatch) -> None:
     monkeypatch.setattr(
         verb, "stream", lambda *_, **__: (torch.tensor([token]) for token in tokens)
     )
-    (made,) = verb.continue_texts(trained, ["x"], 99)
+    (made,) = verb.continue_texts(trained, [trained.tokenizer.encode("x")], 99)
     assert (made.text, made.ended) == ("the sea", "end token")
     assert next(tokens) == 70  # nothing was computed after it
 

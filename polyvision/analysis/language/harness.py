@@ -1,0 +1,147 @@
+"""Benchmark tasks of the LM Evaluation Harness, the package ``lm-eval`` (extra ``eval``).
+
+Source: Gao et al. 2024, https://doi.org/10.5281/zenodo.12608602.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from polyvision.analysis.language.requests import Answerer
+from polyvision.errors import PolyvisionError, unknown
+
+__all__ = ["PRESETS", "evaluate_tasks", "harness_model", "task_names"]
+
+# Zhuo et al. 2024, https://arxiv.org/abs/2411.03884: all of section 4; Table 1; Table 3.
+PRESETS: dict[str, tuple[str, ...]] = {
+    "paper": (
+        "arc_easy",
+        "arc_challenge",
+        "hellaswag",
+        "piqa",
+        "sciq",
+        "coqa",
+        "winogrande",
+        "mmlu",
+        "boolq",
+        "copa",
+        "commonsense_qa",
+        "openbookqa",
+        "social_iqa",
+    ),
+    "paper_dense": ("arc_easy", "arc_challenge", "hellaswag", "piqa", "sciq", "winogrande"),
+    "paper_moe": (
+        "mmlu",
+        "hellaswag",
+        "sciq",
+        "arc_challenge",
+        "arc_easy",
+        "piqa",
+        "winogrande",
+        "openbookqa",
+        "copa",
+    ),
+}
+
+
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        if error.name and not error.name.startswith("lm_eval"):
+            raise  # broken inside, which its own message explains
+        raise PolyvisionError(
+            "--tasks needs the package lm-eval: pip install 'polyvision[eval]'"
+        ) from None
+
+
+def task_names(asked: Sequence[str]) -> list[str]:
+    """Put the tasks of ``PRESETS`` in the place of their names; no task twice."""
+    return list(dict.fromkeys(task for name in asked for task in PRESETS.get(name, (name,))))
+
+
+def harness_model(answerer: Answerer) -> Any:
+    """Return ``answerer`` as an ``lm_eval.api.model.LM``, for ``lm_eval.simple_evaluate``.
+
+    Raises:
+        PolyvisionError: the package is not installed.
+    """
+    base: Any = _package("lm_eval.api.model").LM
+
+    class HarnessModel(base):  # type: ignore[misc]
+        """Hands the strings of each request to the answerer."""
+
+        def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
+            return answerer.loglikelihood([request.args for request in requests])
+
+        def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
+            return answerer.loglikelihood_rolling([request.args[0] for request in requests])
+
+        def generate_until(self, requests: Sequence[Any]) -> list[str]:
+            return answerer.generate_until([request.args for request in requests])
+
+    return HarnessModel()
+
+
+def evaluate_tasks(
+    answerer: Answerer,
+    tasks: Sequence[str],
+    *,
+    folder: Path | None = None,
+    few_shot: int | None = None,
+    limit: int | None = None,
+) -> dict[str, dict[str, float]]:
+    """Run tasks and return their metrics.
+
+    Args:
+        answerer: the language model.
+        tasks: names of the harness, of tasks in ``folder``, or of ``PRESETS``.
+        folder: task files (YAML) of your own.
+        few_shot: examples before each question; None for what the task says.
+        limit: documents of each task; None for all.
+
+    Returns:
+        For each task and group its metrics, such as ``acc``, and ``acc_stderr`` where one is known.
+
+    Raises:
+        PolyvisionError: the package is not installed, a task does not exist, or its data cannot be
+            loaded.
+    """
+    model = harness_model(answerer)
+    harness = _package("lm_eval")
+    manager = _package("lm_eval.tasks").TaskManager(include_path=folder and str(folder))
+    names = task_names(tasks)
+    for name in names:
+        if name not in manager.all_tasks:
+            raise unknown("task", name, [*manager.all_tasks, *PRESETS])
+    try:
+        found: Mapping[str, Any] = harness.simple_evaluate(
+            model=model,
+            tasks=names,
+            num_fewshot=few_shot,
+            limit=limit,
+            task_manager=manager,
+            log_samples=False,
+            bootstrap_iters=1000,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        if isinstance(error, PolyvisionError):
+            raise
+        reason = " ".join(str(error).split())
+        raise PolyvisionError(
+            f"--tasks {' '.join(tasks)}: {type(error).__name__}: {reason}. The harness loads the "
+            f"data of its own tasks from the network; --task-folder takes tasks with local files"
+        ) from error
+    return {task: _metrics(values) for task, values in found["results"].items()}
+
+
+def _metrics(values: Mapping[str, Any]) -> dict[str, float]:
+    """Keep the numbers; ``acc,none`` is accuracy with the filter ``none``."""
+    return {
+        key.removesuffix(",none"): float(value)
+        for key, value in values.items()
+        if "," in key and isinstance(value, int | float)
+    }
