@@ -133,6 +133,8 @@ def _convert(value: Any, hint: Any, path: str, problems: list[str]) -> Any:
         return load(hint, value, path, problems)  # type: ignore[arg-type]
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if hint is int and isinstance(value, float) and value.is_integer():
+        return int(value)  # such as 2.5e9 tokens
     if hint is str and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     if (

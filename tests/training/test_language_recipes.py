@@ -93,6 +93,14 @@ def test_tokens_become_steps():
     assert steps.epochs == 2
 
 
+def test_tokens_may_be_written_as_powers_of_ten():
+    (config,) = compose("language", ["recipe.total_tokens=2.5e9"])
+    assert config.recipe.total_tokens == 2_500_000_000
+    assert isinstance(config.recipe.total_tokens, int)
+    with pytest.raises(PolyvisionError, match=r"warmup_tokens must be .*, got 1\.5"):
+        compose("language", ["recipe.warmup_tokens=1.5"])
+
+
 def test_without_tokens_epochs_count():
     steps = steps_of("recipe.epochs=3", "recipe.batch_size=8", "recipe.warmup_epochs=0.5")
     assert (steps.epoch, steps.total, steps.schedule, steps.epochs) == (125, 375, 375, 3)

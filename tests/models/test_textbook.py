@@ -1,0 +1,69 @@
+"""Our model against a textbook Llama written apart from it, with the same weights."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.train_lm import OURS, TextbookLlama, contender, ffn_bytes, kept_bytes
+from polyvision.models.transformer import Transformer, TransformerShape
+
+SHAPE = TransformerShape(vocab_size=37, context=12, width=24, layers=2, heads=3, ffn_hidden=36)
+
+
+def copied(ours: Transformer, textbook: TextbookLlama) -> TextbookLlama:
+    """Put the weights of ``ours`` into ``textbook``."""
+    weights = {"embedding.weight": ours.embedding.weight, "head.weight": ours.head.weight}
+    weights["norm.weight"] = ours.norm.weight
+    for i, block in enumerate(ours.blocks):
+        parts = zip("qkv", block.attention.qkv.weight.chunk(3), strict=True)
+        weights |= {f"blocks.{i}.{name}.weight": matrix for name, matrix in parts}
+        weights[f"blocks.{i}.out.weight"] = block.attention.out.weight
+        weights[f"blocks.{i}.norm1.weight"] = block.attention_norm.weight
+        weights[f"blocks.{i}.norm2.weight"] = block.ffn_norm.weight
+        for name, value in block.ffn.state_dict().items():
+            weights[f"blocks.{i}.ffn.{name.replace('activation', 'act')}"] = value
+    textbook.load_state_dict(weights)
+    return textbook
+
+
+@pytest.mark.parametrize("act", ["swiglu", "polynorm"])
+def test_losses_and_gradients_are_those_of_the_textbook(act: str) -> None:
+    ours, loss_of = contender(f"ours, {act}", SHAPE)
+    for parameter in ours.parameters():
+        nn.init.normal_(parameter, std=0.3)  # coefficients that all differ
+    textbook = copied(ours.double(), TextbookLlama(SHAPE, act == "swiglu").double())
+    tokens = torch.randint(37, (2, 13))
+    loss = loss_of(tokens[:, :-1], tokens[:, 1:])
+    logits = textbook(tokens[:, :-1])
+    expected = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
+    loss.backward()
+    expected.backward()
+    for mine, theirs in (
+        (ours.embedding.weight, textbook.embedding.weight),
+        (ours.blocks[0].ffn.up.weight, textbook.blocks[0].ffn.up.weight),
+    ):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-5, atol=1e-7)
+    assert sum(p.numel() for p in ours.parameters()) == sum(
+        p.numel() for p in textbook.parameters()
+    )
+
+
+def test_bytes_kept_are_counted_without_parameters() -> None:
+    shape = dataclasses.replace(SHAPE, width=24, ffn_hidden=96)
+    kept = ffn_bytes(shape)
+    assert set(kept) == {
+        *(f"ours, {act}" for act in OURS),
+        "textbook, swiglu",
+        "textbook, polynorm",
+    }
+    # fp32: x, and gate, up, silu(gate) and their product of 64 each.
+    assert kept["textbook, swiglu"] == 4 * (24 + 4 * 64)
+    assert kept["ours, swiglu"] == 4 * (24 + 2 * 64)
+    assert kept["ours, gelu"] == 4 * (24 + 96)
+    assert kept["ours, polynorm"] < 0.55 * kept["textbook, swiglu"]
+    assert kept_bytes(nn.Linear(3, 3), torch.ones(2, 3)) == 24
