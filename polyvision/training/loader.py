@@ -18,7 +18,14 @@ from polyvision.training.seeding import derive_seed, seed_all
 
 __all__ = ["MapDataset", "TrainLoader", "val_loader"]
 
+# timm's unit of an epoch with repeated samples.
+_ROUND = 256
+
 Collate = Callable[[list[Any]], Any]
+
+
+def _nothing() -> None:
+    pass
 
 
 class MapDataset(Sized, Protocol):
@@ -29,16 +36,15 @@ class MapDataset(Sized, Protocol):
 
 
 class _SeededSamples(Dataset[Any]):
-    """Items by (epoch, index), each read under a seed of its own."""
+    """Items by (epoch, index) or (epoch, index, copy), each read under a seed of its own."""
 
     def __init__(self, samples: MapDataset, seed: int) -> None:
         self.samples = samples
         self.seed = seed
 
-    def __getitem__(self, key: tuple[int, int]) -> Any:
-        epoch, index = key
-        seed_all(self.seed, "sample", epoch, index)
-        return self.samples[index]
+    def __getitem__(self, key: tuple[int, ...]) -> Any:
+        seed_all(self.seed, "sample", *key)
+        return self.samples[key[1]]
 
 
 class TrainLoader:
@@ -51,6 +57,14 @@ class TrainLoader:
         workers: loader processes.
         collate: joins samples to a batch; None for torch's default.
         world_size: number of ranks that share each epoch.
+        repeats: how often each chosen sample comes in an epoch, differently augmented. As in timm
+            and DeiT an epoch stays as long: n samples, rounded down to a multiple of 256 where
+            there are as many, of which about n / repeats differ (Hoffer et al. 2020, "Augment your
+            batch", https://arxiv.org/abs/1901.09335). The copies go to different ranks.
+
+    Attributes:
+        between: called between two batches, when all that concerns the first is done; the end of
+            an epoch is not between two.
 
     Raises:
         ValueError: the data set is smaller than one batch of all ranks.
@@ -65,6 +79,7 @@ class TrainLoader:
         workers: int = 0,
         collate: Collate | None = None,
         world_size: int = 1,
+        repeats: int = 1,
     ) -> None:
         self.samples = samples
         self.batch_size = batch_size
@@ -72,6 +87,8 @@ class TrainLoader:
         self.workers = workers
         self.collate = collate
         self.world_size = world_size
+        self.repeats = repeats
+        self.between: Callable[[], None] = _nothing
         self._epoch = -1
         self._position = 0
         self._resumed = False
@@ -83,7 +100,10 @@ class TrainLoader:
 
     def __len__(self) -> int:
         """Batches of this rank in an epoch."""
-        return len(self.samples) // (self.batch_size * self.world_size)
+        length = len(self.samples)
+        if self.repeats > 1 and length >= _ROUND:
+            length -= length % _ROUND
+        return length // (self.batch_size * self.world_size)
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the rest of a resumed epoch, else the whole next one."""
@@ -104,12 +124,18 @@ class TrainLoader:
         for batch in loader:
             self._position += 1
             yield batch
+            self.between()
 
-    def _batches(self) -> list[list[tuple[int, int]]]:
+    def _batches(self) -> list[list[tuple[int, ...]]]:
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "order", self._epoch))
         order = torch.randperm(len(self.samples), generator=generator).tolist()
         rank = dist.get_rank() if dist.is_initialized() else 0
         size = self.batch_size * self.world_size
+        if self.repeats > 1:
+            copies: list[tuple[int, ...]]
+            copies = [(self._epoch, i, copy) for i in order for copy in range(self.repeats)]
+            ends = range(size, (len(self) + 1) * size, size)
+            return [copies[end - size + rank : end : self.world_size] for end in ends]
         starts = range(rank * self.batch_size, len(self) * size, size)
         return [[(self._epoch, i) for i in order[s : s + self.batch_size]] for s in starts]
 
@@ -119,6 +145,7 @@ class TrainLoader:
             "batch_size": self.batch_size,
             "world_size": self.world_size,
             "seed": self.seed,
+            "repeats": self.repeats,
         }
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor, nn
 
 from polyvision.errors import PolyvisionError
+from polyvision.training.averaging import WeightAverage, averaged_tag
 from polyvision.training.diagnose import first_non_finite
 from polyvision.training.optimization import build_optimizer, build_schedule
 from polyvision.training.schema import RecipeConfig
@@ -54,6 +57,8 @@ class TaskModule(LightningModule):
         self._batch: Any = None
         self._loss = torch.zeros(())
         self._totals: dict[str, Tensor] = {}
+        decay = recipe.ema_decay
+        self.average = decay and WeightAverage(model, decay, warmup=recipe.ema_warmup)
 
     def loss(self, batch: Any) -> Tensor:
         """Return the mean training loss of a batch."""
@@ -103,6 +108,27 @@ class TaskModule(LightningModule):
         if self.global_step >= self.total_steps:
             self.trainer.should_stop = True
 
+    def on_fit_start(self) -> None:
+        """Bring the average to the device of the weights."""
+        if self.average:
+            self.average.to(self.device)
+
+    def optimizer_step(self, *arguments: Any, **keywords: Any) -> None:
+        """Take the step, then average."""
+        super().optimizer_step(*arguments, **keywords)
+        if self.average:
+            self.average.update(self.model, self.global_step + 1)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the averaged weights, under ``ema``, to the trained ones."""
+        if self.average:
+            checkpoint["ema"] = self.average.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore the averaged weights."""
+        if self.average:
+            self.average.load_state_dict(checkpoint["ema"])
+
     def configure_gradient_clipping(
         self,
         optimizer: torch.optim.Optimizer,
@@ -119,7 +145,7 @@ class TaskModule(LightningModule):
         # draw validation, which comes after the step, one to the right of it.
         self.log("step", float(self.global_step + 1))
         self.log("optim/grad_norm", norm)
-        self.log("optim/lr", optimizer.param_groups[0]["lr"])
+        self.log("optim/lr", max(group["lr"] for group in optimizer.param_groups))
         if scaler is not None:
             self.log("optim/loss_scale", scaler.get_scale())
 
@@ -150,16 +176,34 @@ class TaskModule(LightningModule):
         self._totals = {}
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Add one batch to the sums."""
+        """Add one batch to the sums, of the trained and of the averaged weights."""
+        self._add("", batch)
+        if self.average:
+            with self._averaged(self.average.model):
+                self._add("ema ", batch)
+
+    def _add(self, prefix: str, batch: Any) -> None:
         for name, value in self.count(batch).items():
-            value = value.detach().double()
-            self._totals[name] = self._totals[name] + value if name in self._totals else value
+            key, value = prefix + name, value.detach().double()
+            self._totals[key] = self._totals[key] + value if key in self._totals else value
+
+    @contextmanager
+    def _averaged(self, averaged: nn.Module) -> Iterator[None]:
+        trained, self.model = self.model, averaged
+        try:
+            yield
+        finally:
+            self.model = trained
 
     def on_validation_epoch_end(self) -> None:
         """Log the metrics of the whole set: exact, whatever the batches and ranks."""
         names = sorted(self._totals)
-        totals = torch.stack([self._totals[n] for n in names])
-        totals = self.trainer.strategy.reduce(totals, reduce_op="sum")
-        metrics = self.metrics(dict(zip(names, totals.tolist(), strict=True)))
-        self.log_dict(metrics, prog_bar=True)
+        sums = torch.stack([self._totals[n] for n in names])
+        sums = self.trainer.strategy.reduce(sums, reduce_op="sum")
+        totals = dict(zip(names, sums.tolist(), strict=True))
+        own = {k: v for k, v in totals.items() if not k.startswith("ema ")}
+        self.log_dict(self.metrics(own), prog_bar=True)
+        if self.average:
+            averaged = {k.removeprefix("ema "): v for k, v in totals.items() if k not in own}
+            self.log_dict({averaged_tag(k): v for k, v in self.metrics(averaged).items()})
         self.log("step", float(self.global_step))  # the x-axis, as in training

@@ -9,9 +9,10 @@ from polyvision.errors import PolyvisionError, unknown
 from polyvision.training.cost import Cost
 from polyvision.training.hardware import Hardware
 from polyvision.training.loader import TrainLoader
+from polyvision.training.optimization import learning_rate
 from polyvision.training.report import count, size
 from polyvision.training.run import Run
-from polyvision.training.schema import Config, ExperimentConfig
+from polyvision.training.schema import Config, ExperimentConfig, VisionRecipeConfig
 from polyvision.training.task import Task
 
 __all__ = ["Steps", "count_steps", "plan_rows", "train_batches"]
@@ -46,6 +47,7 @@ def train_batches(config: Config, hardware: Hardware, task: Task) -> TrainLoader
         workers=config.data.workers,
         collate=task.collate,
         world_size=hardware.devices,
+        repeats=recipe.repeats if isinstance(recipe, VisionRecipeConfig) else 1,
     )
 
 
@@ -69,6 +71,13 @@ def plan_rows(
     recipe = config.recipe
     batch = steps.batch_per_device
     weights = sum(p.numel() * p.element_size() for p in task.model.parameters())
+    rate = f"{learning_rate(recipe):g}"
+    if recipe.lr_base_batch is not None:
+        rate += (
+            f" = {recipe.lr:g} scaled ({recipe.lr_scaling}) from a batch of {recipe.lr_base_batch} "
+            f"to {recipe.batch_size}"
+        )
+    average = f", average {recipe.ema_decay:g}" if recipe.ema_decay else ""
     clip = "none" if recipe.clip_grad is None else f"{recipe.clip_grad:g}"
     last = (
         f"{steps.total:,} optimizer steps of {recipe.batch_size} samples, {steps.epoch:,} an epoch"
@@ -78,8 +87,8 @@ def plan_rows(
         *task.plan,
         (
             "recipe",
-            f"{recipe.name}: {recipe.optimizer}, lr {recipe.lr:g} ({recipe.schedule}), "
-            f"weight decay {recipe.weight_decay:g}, clip {clip}",
+            f"{recipe.name}: {recipe.optimizer}, lr {rate} ({recipe.schedule}), "
+            f"weight decay {recipe.weight_decay:g}, clip {clip}{average}",
         ),
         ("steps", last),
         ("device", hardware.device_text),

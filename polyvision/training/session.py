@@ -33,7 +33,7 @@ from polyvision.training.report import format_summary, format_table
 from polyvision.training.run import Run, open_run, plan_run, write_json
 from polyvision.training.schema import Config
 from polyvision.training.state import track
-from polyvision.training.task import Task
+from polyvision.training.task import Task, follow_average
 
 __all__ = ["run_task"]
 
@@ -54,7 +54,7 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
     first_step = _first_step(plan)
     _quiet()
     seed_everything(config.seed, verbose=False)
-    task = build(config)
+    task = follow_average(build(config), config.recipe)
     loader = train_batches(config, hardware, task)
     steps = count_steps(config, loader)
     build_optimizer(task.model, config.recipe, loss_scaling=False)  # refuse bad options early
@@ -112,6 +112,7 @@ def _fit(
             checkpoints,
         ],
     )
+    loader.between = lambda: checkpoints.between_steps(trainer)
     settings = _settings(config, task)
     facts = {
         "settings": settings,

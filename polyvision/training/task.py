@@ -9,10 +9,12 @@ from pathlib import Path
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
+from polyvision.training.averaging import averaged_tag
 from polyvision.training.loader import Collate, MapDataset
 from polyvision.training.module import TaskModule
+from polyvision.training.schema import RecipeConfig
 
-__all__ = ["Task"]
+__all__ = ["Task", "follow_average"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,3 +52,11 @@ class Task:
     callbacks: list[Callback] = dataclasses.field(default_factory=list)
     files: dict[str, str] = dataclasses.field(default_factory=dict)
     unreadable: Callable[[], list[Path]] = list
+
+
+def follow_average(task: Task, recipe: RecipeConfig) -> Task:
+    """Let ``best`` follow the averaged weights, and show both, where the recipe averages."""
+    if recipe.ema_decay is None:
+        return task
+    averaged = averaged_tag(task.monitor)
+    return dataclasses.replace(task, monitor=averaged, shown=[*task.shown, averaged])
