@@ -38,6 +38,7 @@ class VisionNetwork:
         classes: class names; the position of a name is its label.
         in_chans: channels of the images.
         image_size: height and width after cropping.
+        test_size: the same in validation and use, None for ``image_size``.
         mean: per-channel mean that is subtracted, on the scale 0 to 1.
         std: per-channel standard deviation that is divided by.
         crop_pct: side of the central crop, as a fraction of the resized image.
@@ -56,6 +57,7 @@ class VisionNetwork:
     std: list[float]
     crop_pct: float
     interpolation: str
+    test_size: int | None = None
 
     task = "vision"
 
@@ -80,8 +82,12 @@ class VisionNetwork:
 
     def timm_config(self) -> dict[str, Any]:
         """Return the preprocessing in timm's words, as ``timm.data.resolve_data_config`` reads."""
+        test = {}
+        if self.test_size is not None:
+            test["test_input_size"] = [self.in_chans, self.test_size, self.test_size]
         return {
             "input_size": [self.in_chans, self.image_size, self.image_size],
+            **test,
             "interpolation": "bicubic" if self.interpolation == "random" else self.interpolation,
             "crop_pct": self.crop_pct,
             "crop_mode": "center",

@@ -80,6 +80,11 @@ def _step_samples(config: Config, task: Task) -> int:
     if not isinstance(recipe, LanguageRecipeConfig) or recipe.batch_tokens is None:
         return recipe.batch_size
     assert window is not None
+    if recipe.lr_base_batch is not None:
+        raise PolyvisionError(
+            f"recipe.lr_base_batch={recipe.lr_base_batch} counts samples, and recipe.batch_tokens="
+            f"{recipe.batch_tokens} rules the batch: give recipe.lr for that batch, or leave one out"
+        )
     samples, rest = divmod(recipe.batch_tokens, window)
     if rest or not samples:
         near = window * max(1, round(recipe.batch_tokens / window))

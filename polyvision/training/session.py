@@ -137,8 +137,9 @@ def _fit(
     started = time.monotonic()
     try:
         with ExitStack() as stack:
-            for loads in (loader, *val):
-                stack.enter_context(closing(loads))
+            stack.enter_context(closing(loader))
+            for each in val:
+                stack.enter_context(closing(each))
             stack.enter_context(_recorded(run, board, trainer, task, facts, rows, first_step))
             trainer.fit(module, loader, val, ckpt_path=run.checkpoint)
             if task.monitor not in trainer.callback_metrics:  # stopped after the last step

@@ -39,7 +39,7 @@ from polyvision.training.workers import worker_count
 __all__ = ["validate"]
 
 # Keys of the data that belong to the network.
-_PREPARATION = ("image_size", "mean", "std", "crop_pct", "interpolation")
+_PREPARATION = ("image_size", "test_size", "mean", "std", "crop_pct", "interpolation")
 
 
 def validate(
@@ -117,6 +117,7 @@ def _as_trained(config: Config, saved: Saved, given: set[str]) -> Config:
         model=model,
         act=ActivationConfig(network.activation, dict(network.activation_options)),
         data=_data(config, saved, given),
+        recipe=dataclasses.replace(config.recipe, ema_decay=None),
         trainer=dataclasses.replace(config.trainer, devices=1),
     )
 
@@ -133,6 +134,8 @@ def _data(config: Config, saved: Saved, given: set[str]) -> ImageDataConfig | Te
         values = dataclasses.asdict(_recorded(recorded))
     if isinstance(network, VisionNetwork):
         values |= {key: getattr(network, key) for key in _PREPARATION}
+        if "data.image_size" in given:  # the size that images are validated at, then
+            values["test_size"] = None
     elif "data" in given and asked.tokenizer is not None and saved.tokenizer is not None:
         whole = json.loads(saved.tokenizer).get("type") == "bytes"
         values["tokenizer"] = "bytes" if whole else str(saved.folder / "tokenizer.json")
@@ -214,7 +217,7 @@ def _report(config: Config, saved: Saved, task: Task, records: Sequence[Mapping[
         ("validated on", f"{len(task.val):,} samples, precision {config.precision}"),
     ]
     if isinstance(data, ImageDataConfig):
-        crop = f"{data.image_size} px, crop {data.crop_pct:g}, {data.interpolation}"
+        crop = f"{data.test_size or data.image_size} px, crop {data.crop_pct:g}, {data.interpolation}"
         rows.append(("images", crop))
     rows += [
         (record["kind"], "  ".join(f"{k} {v:.4f}" for k, v in record["metrics"].items()))

@@ -214,6 +214,7 @@ def _network(config: Config, data: ImageData) -> VisionNetwork:
         std=config.data.std,
         crop_pct=config.data.crop_pct,
         interpolation=config.data.interpolation,
+        test_size=config.data.test_size,
     )
 
 

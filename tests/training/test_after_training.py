@@ -38,6 +38,7 @@ def runs(tmp_path_factory, small_text):
             "data.options.classes=4",
             "data.val_fraction=0.3",
             "data.image_size=32",
+            "data.test_size=48",
             "data.workers=0",
             "recipe.batch_size=8",
         ],
@@ -94,6 +95,7 @@ def test_preparation_comes_from_the_weights_unless_given(runs, tmp_path):
     lines = (tmp_path / "deep" / "results.jsonl").read_text().splitlines()
     first, second = (json.loads(line) for line in lines)
     assert (first["data"]["crop_pct"], first["data"]["image_size"]) == (0.5, 64)
+    assert (first["data"]["test_size"], second["data"]["test_size"]) == (None, 48)
     assert first["samples"] == 12
     assert (second["data"]["crop_pct"], second["data"]["image_size"]) == (0.95, 32)
     assert second["data"]["mean"] == first["data"]["mean"]
