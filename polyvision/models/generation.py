@@ -7,7 +7,7 @@ https://arxiv.org/abs/1904.09751.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -84,7 +84,7 @@ def stream(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int | None = None,
-) -> Iterator[Tensor]:
+) -> Generator[Tensor, None, None]:
     """Yield what ``generate`` appends, one token of each row at a time.
 
     The model is in eval mode until the iterator ends or is closed. A row's continuation does not

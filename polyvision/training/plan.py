@@ -126,6 +126,7 @@ def plan_rows(
     batch = steps.batch_per_device
     weights = sum(p.numel() * p.element_size() for p in task.model.parameters())
     clip = "none" if recipe.clip_grad is None else f"{recipe.clip_grad:g}"
+    warmup = min(steps.warmup, steps.schedule)
     last = f"{steps.total:,} optimizer steps of {steps.batch} samples, {steps.epoch:,} an epoch"
     if task.tokens_per_sample is not None:
         tokens = steps.batch * task.tokens_per_sample
@@ -136,7 +137,7 @@ def plan_rows(
         (
             "recipe",
             f"{recipe.name}: {recipe.optimizer}, lr {recipe.lr:g} ({recipe.schedule} to "
-            f"{recipe.min_lr:g} over {steps.schedule:,} steps, {steps.warmup:,.0f} of warm-up), "
+            f"{recipe.min_lr:g} over {steps.schedule:,} steps, {warmup:,.0f} of warm-up), "
             f"weight decay {recipe.weight_decay:g}, clip {clip}",
         ),
         ("steps", last),
