@@ -14,7 +14,16 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["autocast_now", "ffn_down", "gradients", "opened", "recompute", "repeated", "watched"]
+__all__ = [
+    "autocast_now",
+    "ffn_down",
+    "gradients",
+    "leaf_gradients",
+    "opened",
+    "recompute",
+    "repeated",
+    "watched",
+]
 
 Function = Callable[..., Tensor]
 
@@ -39,6 +48,20 @@ def gradients(
         )
     rest = iter(found)
     return [next(rest) if need else None for need in needs]
+
+
+def leaf_gradients(output: Tensor, leaves: Sequence[Tensor], grad: Tensor) -> list[Tensor | None]:
+    """Return the gradients of the leaves that need one, zeros where ``output`` ignores them.
+
+    By ``backward``, not ``grad``: the hooks by which torch's FLOP counter follows modules refuse
+    the latter inside a backward pass.
+    """
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    torch.autograd.backward(output, grad, inputs=wanted)
+    return [
+        None if not v.requires_grad else torch.zeros_like(v) if v.grad is None else v.grad
+        for v in leaves
+    ]
 
 
 def watched() -> bool:
@@ -153,13 +176,11 @@ def _down_gradients(
         dweight = (flat.T @ rows).to(weight.dtype)
     if bias is not None and needs[1]:
         dbias = flat.sum(0).to(bias.dtype)
-    wanted = [v for v, n in zip(aliases, needs[2:], strict=True) if n]
-    found: Sequence[Tensor] = ()
-    if wanted:
+    dtensors: list[Tensor | None] = [None] * len(aliases)
+    if any(needs[2:]):
         dactive = (grad @ weight.to(grad.dtype)).to(active.dtype)
-        found = torch.autograd.grad(active, wanted, dactive, materialize_grads=True)
-    rest = iter(found)
-    return [dweight, dbias, *(next(rest) if need else None for need in needs[2:])]
+        dtensors = leaf_gradients(active, aliases, dactive)
+    return [dweight, dbias, *dtensors]
 
 
 def ffn_down(

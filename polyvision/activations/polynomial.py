@@ -62,7 +62,7 @@ class _Polynomial(nn.Module):
             raise ValueError(
                 f"{type(self).__name__}: groups must be a positive integer or None, got {groups!r}"
             )
-        self.order = order
+        self.order, self.groups = order, groups
         sets = () if groups is None else (groups,)
         self.weight = nn.Parameter(torch.empty(*sets, order, device=device, dtype=dtype))
         self.bias = (

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+import polyvision.models.grouped  # noqa: F401, the operations that are counted
 from polyvision.activations import (
     PolyNorm,
     PolyPReLU,
@@ -161,7 +162,17 @@ def matrix_counter() -> FlopCounterMode:
     torch itself leaves out the attention that a CPU runs. A causal mask is not taken off.
     """
     on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    return FlopCounterMode(display=False, custom_mapping={on_cpu: _attention_flops})
+    mapping: dict[Any, Any] = {
+        on_cpu: _attention_flops,
+        torch.ops.polyvision.grouped_matmul: _grouped_flops,
+        torch.ops.polyvision.grouped_outer: _grouped_flops,
+    }
+    return FlopCounterMode(display=False, custom_mapping=mapping)
+
+
+def _grouped_flops(x: Sequence[int], other: Sequence[int], *_: Any, **__: Any) -> int:
+    """Count a grouped product: (M, K) with (G, K, N), or with (M, N)."""
+    return 2 * math.prod(x) * other[-1]
 
 
 def _attention_flops(

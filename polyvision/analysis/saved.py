@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,11 @@ class SavedTensors:
     def bytes(self) -> int:
         """Bytes kept so far."""
         return sum(self._kept.values())
+
+    def bytes_without(self, own: Iterable[Tensor]) -> int:
+        """Return the bytes kept so far but for the storages of ``own``, such as parameters."""
+        left_out = {tensor.untyped_storage()._cdata for tensor in own}
+        return sum(size for storage, size in self._kept.items() if storage not in left_out)
 
 
 def form_of(module: nn.Module, form: str) -> Callable[..., Tensor]:

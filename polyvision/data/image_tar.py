@@ -16,7 +16,7 @@ import re
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,10 +98,10 @@ def _members(archive: Path) -> Iterator[_Member]:
         ) from error
 
 
-def _walk(archive: Path, file: BinaryIO, base: int, prefix: str) -> Iterator[_Member]:
+def _walk(archive: Path, file: IO[bytes], base: int, prefix: str) -> Iterator[_Member]:
     with tarfile.open(fileobj=file, mode="r:") as tar:
         while (member := tar.next()) is not None:
-            tar.members = []  # or all are kept
+            tar.members = []  # type: ignore[attr-defined]  # or all are kept
             if not member.isreg() or member.sparse is not None:
                 continue
             name, start = prefix + member.name.removeprefix("./"), base + member.offset_data

@@ -21,23 +21,18 @@ class KeyValueCache:
         shape: the model's shape.
         starts: (B,) the slot where each row begins; all zero for rows of equal length.
         capacity: slots per row, at most ``shape.context``.
-        dtype: dtype of keys and values.
 
     Attributes:
         length: slots filled so far, in every row.
     """
 
-    def __init__(
-        self, shape: TransformerShape, starts: Tensor, capacity: int, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, shape: TransformerShape, starts: Tensor, capacity: int) -> None:
         assert capacity <= shape.context
         self.capacity = capacity
         self.starts = starts
         self.length = 0
         self._ragged = bool(starts.any())
-        heads = shape.kv_heads or shape.heads
-        size = (shape.layers, 2, starts.shape[0], heads, capacity, shape.head_dim)
-        self._memory = torch.empty(size, dtype=dtype, device=starts.device)
+        self._room: dict[int, Tensor] = {}  # by layer
 
     def positions(self, tokens: int) -> Tensor:
         """Return the positions of the next tokens: (tokens,), or (B, tokens) in ragged rows.
@@ -68,10 +63,13 @@ class KeyValueCache:
         """Store the new tokens' keys and values of a layer, (B, KV, T, head_dim); return all."""
         end = self.length + keys.shape[2]
         assert end <= self.capacity
-        room = self._memory[layer, :, :, :, :end]
-        room[0, :, :, self.length :] = keys
-        room[1, :, :, self.length :] = values
-        return room[0], room[1]
+        if layer not in self._room:  # in the dtype that keys turn out to have, under autocast too
+            size = (2, *keys.shape[:2], self.capacity, keys.shape[3])
+            self._room[layer] = keys.new_empty(size)
+        seen = self._room[layer][:, :, :, :end]
+        seen[0, :, :, self.length :] = keys
+        seen[1, :, :, self.length :] = values
+        return seen[0], seen[1]
 
     def advance(self, tokens: int) -> None:
         """Count the new tokens, once every layer has stored them."""

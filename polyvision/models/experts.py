@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from polyvision.kernels.recompute import autocast_now, opened, repeated, watched
+from polyvision.kernels.recompute import autocast_now, leaf_gradients, opened, repeated, watched
 from polyvision.models.grouped import grouped_matmul, grouped_outer
 from polyvision.models.router import Assignment
 
@@ -138,12 +138,9 @@ class _Down(torch.autograd.Function):
             dshare = (dscaled * active).sum(-1, dtype=wide).to(share.dtype)
         if ctx.needs_input_grad[2]:
             dweight = grouped_outer(rows, _scaled(active, share), ends).to(weight.dtype)
-        wanted = [v for v, n in zip(aliases, needs, strict=True) if n]
-        found: Sequence[Tensor] = ()
-        if wanted:
-            found = torch.autograd.grad(out, wanted, dscaled * column, materialize_grads=True)
-        rest = iter(found)
-        dtensors = [next(rest) if need else None for need in needs]
+        dtensors: list[Tensor | None] = [None] * len(aliases)
+        if any(needs):
+            dtensors = leaf_gradients(out, aliases, dscaled * column)
         return None, dshare, dweight, None, None, None, None, *dtensors
 
 

@@ -23,7 +23,7 @@ from polyvision.models.attention import Attention, Extend, Rotation, rotary_tabl
 from polyvision.models.cache import KeyValueCache
 from polyvision.models.ffn import FeedForward
 from polyvision.models.initial import matrix_draw
-from polyvision.models.loss import IGNORED, compute_dtype, linear_cross_entropy
+from polyvision.models.loss import IGNORED, linear_cross_entropy
 from polyvision.models.moe import MoE
 from polyvision.models.router import Routing
 from polyvision.models.shape import MoEShape, TransformerShape
@@ -186,8 +186,7 @@ class Transformer(nn.Module):
 
     def new_cache(self, starts: Tensor, capacity: int) -> KeyValueCache:
         """Return an empty cache for ``decode``; the arguments are those of ``KeyValueCache``."""
-        dtype = compute_dtype(self.embedding.weight)
-        return KeyValueCache(self.shape, starts, capacity, dtype)
+        return KeyValueCache(self.shape, starts, capacity)
 
     def decode(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
         """Return the logits after the last of the next tokens, and add them to the cache.

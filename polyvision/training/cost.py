@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from polyvision.analysis.flops import matrix_counter
+from polyvision.activations import activation_modules
+from polyvision.analysis.flops import count_flops, flops_per_element, matrix_counter
+from polyvision.analysis.layers import watch_outputs
 from polyvision.analysis.saved import SavedTensors
+from polyvision.models.flops import forward_flops
+from polyvision.models.transformer import Transformer
 
-__all__ = ["Cost", "estimate_cost"]
+__all__ = ["Cost", "estimate_cost", "token_flops"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +27,9 @@ class Cost:
 
     Attributes:
         flops: floating-point operations of matrix products, convolutions and attention (two for a
-            multiply-add); element-wise work, activations included, is not counted.
+            multiply-add), and of the activations by the paper's rules (``analysis.flops``). Other
+            element-wise work is not counted. For a language model it is the formula of
+            ``models.flops``.
         saved_bytes: bytes of the tensors that are kept for the backward pass, parameters left out.
     """
 
@@ -32,19 +40,40 @@ class Cost:
 def estimate_cost(model: nn.Module, make_input: Callable[[], Tensor], dtype: torch.dtype) -> Cost:
     """Trace one training forward pass of ``model`` on tensors without data.
 
+    A language model is traced with its loss, the inputs serving as targets.
+
     Args:
         model: the network.
         make_input: makes the input of a batch.
         dtype: compute dtype; below fp32 the pass runs under autocast.
     """
-    flops = matrix_counter()
+    matrices = matrix_counter()
+    sites = activation_modules(model)
+    elements: Counter[tuple[str, int]] = Counter()
+
+    def see(name: str, inputs: tuple[Any, ...], output: Tensor) -> None:
+        elements[name, len(inputs)] += output.numel()
+
     low = dtype != torch.float32
+    language = isinstance(model, Transformer)
     with (
-        FakeTensorMode(allow_non_fake_inputs=True),
+        FakeTensorMode(allow_non_fake_inputs=True) as mode,
         SavedTensors() as saved,
         torch.autocast("cpu", dtype=dtype if low else torch.bfloat16, enabled=low),
-        flops,
+        watch_outputs({} if language else sites, see),
+        matrices,
     ):
-        model(make_input())
-    own = sum(p.numel() * p.element_size() for p in model.parameters())
-    return Cost(flops.get_total_flops(), max(saved.bytes - own, 0))
+        inputs = make_input()
+        model(inputs, inputs) if language else model(inputs)
+        kept = saved.bytes_without(mode.from_tensor(p) for p in model.parameters())
+    if isinstance(model, Transformer):
+        return Cost(inputs.numel() * token_flops(model, inputs.shape[1]), kept)
+    active = sum(n * count_flops(sites[name], given) for (name, given), n in elements.items())
+    return Cost(matrices.get_total_flops() + active, kept)
+
+
+def token_flops(model: Transformer, length: int) -> int:
+    """Return the forward FLOPs of a token in a sequence of ``length``."""
+    shape = model.shape
+    per_element = flops_per_element(shape.activation, **shape.activation_options)
+    return forward_flops(shape, length, per_element)

@@ -89,7 +89,9 @@ def _apply(module: nn.Module, x: Tensor) -> Tensor:
     shaped = x.view(1, -1, 1, 1) if getattr(module, "dim", -1) == 1 else x.view(1, -1)
     with torch.no_grad():
         try:
-            y: Tensor = module(shaped)
+            # Of coefficients that differ from expert to expert, those of the first one.
+            first = [torch.zeros(1, dtype=torch.int64, device=x.device)]
+            y: Tensor = module(shaped, *first if getattr(module, "groups", None) else ())
         except TypeError:  # a gated activation takes two inputs
             y = module(shaped, torch.ones_like(shaped))
     return y.flatten()

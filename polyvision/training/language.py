@@ -17,12 +17,14 @@ from polyvision.data.tokenizers import Tokenizer
 from polyvision.errors import PolyvisionError
 from polyvision.models.generation import generate
 from polyvision.models.network import LanguageNetwork, network_to_plain
+from polyvision.models.router import Routing
 from polyvision.models.shape import MoEShape, TransformerShape
 from polyvision.models.transformer import Losses, Transformer
 from polyvision.training.callbacks import tensorboard
 from polyvision.training.finetune import start_from
 from polyvision.training.module import TaskModule
 from polyvision.training.report import count
+from polyvision.training.routing import RoutingMonitor
 from polyvision.training.schema import (
     ActivationConfig,
     Config,
@@ -48,11 +50,15 @@ class LanguageModule(TaskModule):
         super().__init__(model, *arguments, **keywords)
         self.register_buffer("byte_lengths", byte_lengths, persistent=False)
         self._nats = torch.zeros(())
+        # What the routers did with the last training batch.
+        self.routing: Routing | None = None
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the mean cross-entropy in nats per token, plus z-loss and router losses."""
         assert isinstance(self.recipe, LanguageRecipeConfig)
         losses: Losses = self.model(*batch, z_weight=self.recipe.z_loss)
+        if losses.routing is not None:
+            self.routing = Routing(*(value.detach() for value in losses.routing))
         self._nats = losses.nats
         return losses.total
 
@@ -161,7 +167,10 @@ def build_task(config: Config) -> Task:
         shown=["val/loss", "val/ppl", "val/bpb", *(f"val/{name}/loss" for name in data.named)],
         make_input=lambda n: torch.zeros(n, data.val.context, dtype=torch.long),
         tokens_per_sample=data.val.context,
-        callbacks=[TextSample(data.tokenizer, config.seed)],
+        callbacks=[
+            TextSample(data.tokenizer, config.seed),
+            *([] if shape.moe is None else [RoutingMonitor()]),
+        ],
         files={
             "tokenizer.json": tokenizer,
             "network.json": json.dumps(network_to_plain(network), indent=2) + "\n",
@@ -205,7 +214,16 @@ def _plan(config: Config, data: LanguageData, model: Transformer) -> list[tuple[
             f"{config.model.name}: {shape.layers} layers of width {shape.width}, "
             f"{shape.heads} heads, context {shape.context}",
         ),
+        *([] if shape.moe is None else [("experts", _experts(model, shape.moe))]),
         ("activation", f"{config.act.label}{gated} in {shape.layers} feed-forward networks"),
         ("parameters", f"{model.num_parameters:,} ({count(model.num_parameters)})"),
         *data.plan.items(),
     ]
+
+
+def _experts(model: Transformer, moe: MoEShape) -> str:
+    active = model.num_active_parameters
+    return (
+        f"{moe.experts} a layer, {moe.top_k} a token ({active:,} active parameters); load balance "
+        f"{moe.load_balance:g}, router z-loss {moe.router_z:g}"
+    )

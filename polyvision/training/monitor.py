@@ -116,7 +116,10 @@ class ActivationMonitor(Callback):
         values = {}
         for name, module in _sites(pl_module).items():
             for key, parameter in module.named_parameters():
-                flat = parameter.detach().flatten().tolist()
+                value = parameter.detach()
+                if value.ndim == 2 and getattr(module, "groups", None):
+                    value = value.mean(0)  # over the experts
+                flat = value.flatten().tolist()
                 single = key == "bias" and len(flat) == 1
                 for i, value in enumerate(flat, start=1):
                     values[f"act/{name}/{key}" if single else f"act/{name}/{key}_{i}"] = value
