@@ -204,7 +204,7 @@ def test_one_pass_of_eight_equals_eight_of_one(train, tmp_path, capsys):
     accumulated = [
         row["train/tokens"] for row in rows_of(tmp_path / "eight") if "train/loss" in row
     ]
-    assert accumulated[-1] == 1024
+    assert accumulated[-1] == 768
 
 
 def test_resume_is_bitwise_with_experts_a_mixture_and_accumulation(tmp_path, monkeypatch):
