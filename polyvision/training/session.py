@@ -135,7 +135,8 @@ def _fit(
     started = time.monotonic()
     try:
         with ExitStack() as stack:
-            for loads in (loader, *val):
+            every: list[TrainLoader | ValLoader] = [loader, *val]
+            for loads in every:
                 stack.enter_context(closing(loads))
             stack.enter_context(_recorded(run, board, trainer, task, facts, rows, first_step))
             trainer.fit(module, loader, val, ckpt_path=run.checkpoint)
