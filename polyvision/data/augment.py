@@ -22,6 +22,7 @@ __all__ = ["Augment", "Transform", "eval_transform", "train_transform"]
 Transform = Callable[[Image], Tensor]
 
 _INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "random")
+_TRIVIAL = "trivial"
 _HIGHEST = {"hflip": 1, "color_jitter": 1, "erase": 1, "rotate": 180, "translate": 1}
 
 
@@ -37,7 +38,8 @@ class Augment:
         color_jitter: strength of brightness, contrast and saturation changes; 0 is off. timm leaves
             it out when ``auto_augment`` is set.
         auto_augment: a timm policy such as ``rand-m7-mstd0.5-inc1``, ``augmix-m3-w3``,
-            ``original`` or ``3a``; None is off.
+            ``original`` or ``3a``, or ``trivial``, torchvision's TrivialAugmentWide (Mueller and
+            Hutter 2021, https://arxiv.org/abs/2103.10158); None is off.
         erase: probability of erasing a rectangle, filled with noise, after normalisation.
         rotate: largest rotation in degrees, to either side; corners are filled with black.
         translate: largest shift as a fraction of the image's side; edges are filled with black.
@@ -85,11 +87,12 @@ def train_transform(
     Raises:
         PolyvisionError: timm does not know the ``auto_augment`` policy.
     """
+    trivial = augment.auto_augment == _TRIVIAL
     settings: dict[str, Any] = {
         "scale": tuple(augment.crop_scale),
         "hflip": augment.hflip,
-        "color_jitter": augment.color_jitter or None,
-        "auto_augment": augment.auto_augment,
+        "color_jitter": None if trivial else augment.color_jitter or None,
+        "auto_augment": None if trivial else augment.auto_augment,
         "interpolation": augment.interpolation,
         "re_prob": augment.erase,
         "re_mode": "pixel",
@@ -103,8 +106,10 @@ def train_transform(
     except (AssertionError, KeyError, ValueError) as error:
         raise PolyvisionError(
             f"augment.auto_augment={augment.auto_augment!r} is not a policy of timm; examples: "
-            "rand-m7-mstd0.5-inc1, augmix-m3-w3, original, 3a"
+            "rand-m7-mstd0.5-inc1, augmix-m3-w3, original, 3a; trivial is torchvision's"
         ) from error
+    if trivial:
+        colour = transforms.TrivialAugmentWide(interpolation=_resampling(augment.interpolation))
     steps = [spatial, colour, final]
     if augment.rotate or augment.translate:
         shift = (augment.translate, augment.translate)
@@ -114,6 +119,11 @@ def train_transform(
         )
     transform: Transform = transforms.Compose(steps)
     return transform
+
+
+def _resampling(name: str) -> transforms.InterpolationMode:
+    modes = transforms.InterpolationMode
+    return {"nearest": modes.NEAREST, "bicubic": modes.BICUBIC}.get(name, modes.BILINEAR)
 
 
 def eval_transform(

@@ -46,7 +46,8 @@ class ArrayImages(Dataset[Sample | None]):
         self._levels = _levels(request) if self._keeps_pixels(request, training) else None
 
     def _keeps_pixels(self, request: Request, training: bool) -> bool:
-        augment, side = request.augment, request.image_size
+        augment = request.augment
+        side = request.image_size if training else request.val_size
         if self.images.shape[1:3] != (side, side):
             return False
         return _only_flips(augment) if training else augment.crop_pct == 1

@@ -7,9 +7,12 @@ the number of workers; the random access of the library itself is used instead.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import io
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -114,20 +117,35 @@ def _hub_reader(name: str, root: str | None, split: str, image_key: str, label_k
 
 
 class TensorFlowImages:
-    """One split of a dataset of TensorFlow Datasets, as a source of encoded images."""
+    """One split of a dataset of TensorFlow Datasets, as a source of encoded images.
 
-    def __init__(self, records: Any, what: str, image_key: str, label_key: str) -> None:
-        self.records = records
+    Args:
+        open_records: opens the split. Readers of its files do not survive a fork: each process
+            opens its own.
+        what: name and split, for people.
+        image_key: feature of the image.
+        label_key: feature of the label.
+    """
+
+    def __init__(
+        self, open_records: Callable[[], Any], what: str, image_key: str, label_key: str
+    ) -> None:
+        self.open_records = open_records
+        self._records = open_records()
+        self._process = os.getpid()
+        self._length = len(self._records)
         self.what = what
         self.image_key = image_key
         self.label_key = label_key
 
     def __len__(self) -> int:
-        return len(self.records)
+        return self._length
 
     def read(self, index: int) -> tuple[BinaryIO, int]:
         """Return the content of an image and its label."""
-        record = self.records[index]
+        if self._process != os.getpid():
+            self._records, self._process = self.open_records(), os.getpid()
+        record = self._records[index]
         return io.BytesIO(record[self.image_key]), int(record[self.label_key])
 
     def name(self, index: int) -> str:
@@ -167,7 +185,15 @@ def load_tfds(
         features = builder.info.features
         classes = [str(n) for n in features[label_key].names]
         decoders = {image_key: tfds.decode.SkipDecoding()}
-        records = [builder.as_data_source(split=s, decoders=decoders) for s in (train, val)]
+        sources = [
+            TensorFlowImages(
+                functools.partial(builder.as_data_source, split=split, decoders=decoders),
+                f"{dataset}[{split}]",
+                image_key,
+                label_key,
+            )
+            for split in (train, val)
+        ]
     except Exception as error:  # of the library, of the files, of the features: all kinds
         reason = " ".join(str(error).split()) or type(error).__name__
         raise PolyvisionError(
@@ -175,10 +201,6 @@ def load_tfds(
             f"{image_key!r} and {label_key!r}: {reason[:300]}. It must have been prepared with "
             f"`tfds build {dataset} --file_format=array_record`"
         ) from error
-    sources = [
-        TensorFlowImages(r, f"{dataset}[{s}]", image_key, label_key)
-        for r, s in zip(records, (train, val), strict=True)
-    ]
     return strict_data(
         request, sources[0], sources[1], classes, dataset, max_unreadable=max_unreadable
     )

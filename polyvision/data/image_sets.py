@@ -52,6 +52,7 @@ class Request:
         mean: per-channel mean that is subtracted, on the scale 0 to 1.
         std: per-channel standard deviation that is divided by.
         val_fraction: share that validates, for data that comes in one piece; None for other data.
+        test_size: height and width in validation; None for ``image_size``.
     """
 
     image_size: int
@@ -59,6 +60,7 @@ class Request:
     mean: Sequence[float]
     std: Sequence[float]
     val_fraction: float | None
+    test_size: int | None = None
 
     def share(self) -> float:
         """Return the share that validates.
@@ -81,7 +83,12 @@ class Request:
     @property
     def val_transform(self) -> Transform:
         """From an RGB image to a validation tensor."""
-        return eval_transform(self.augment, self.image_size, self.mean, self.std)
+        return eval_transform(self.augment, self.val_size, self.mean, self.std)
+
+    @property
+    def val_size(self) -> int:
+        """Height and width of the images in validation."""
+        return self.image_size if self.test_size is None else self.test_size
 
 
 def collate(batch: Sequence[Sample | None]) -> tuple[Tensor, Tensor]:

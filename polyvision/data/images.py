@@ -46,6 +46,7 @@ def load_image_data(
     mean: Sequence[float],
     std: Sequence[float],
     val_fraction: float | None = 0.2,
+    test_size: int | None = None,
     **options: Any,
 ) -> ImageData:
     """Load the image data set ``name``.
@@ -58,6 +59,7 @@ def load_image_data(
         std: per-channel standard deviation that is divided by.
         val_fraction: share of each class that validates, for data that comes in one piece; None
             for data with a validation set of its own.
+        test_size: height and width in validation; None for ``image_size``.
         options: keywords of the loader, such as ``root``; None counts as not given.
 
     Raises:
@@ -74,8 +76,9 @@ def load_image_data(
             f"image data {name!r} has its own validation images: val_fraction must be null, "
             f"got {val_fraction!r}"
         )
-    if image_size < 1:
-        raise PolyvisionError(f"image_size must be at least 1, got {image_size!r}")
+    for key, size in (("image_size", image_size), ("test_size", test_size)):
+        if size is not None and size < 1:
+            raise PolyvisionError(f"{key} must be at least 1, got {size!r}")
     for key, values in (("mean", mean), ("std", std)):
         if len(values) != 3 or (key == "std" and min(values) <= 0):
             positive = " above 0" if key == "std" else ""
@@ -86,6 +89,7 @@ def load_image_data(
         mean=tuple(mean),
         std=tuple(std),
         val_fraction=val_fraction,
+        test_size=test_size,
     )
     return LOADERS[name](request, **given)
 

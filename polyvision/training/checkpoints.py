@@ -49,12 +49,18 @@ class Checkpoints(Callback):
             trainer.save_checkpoint(self.run.best, weights_only=True)
         self._save(trainer)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Save at every n-th optimizer step, once."""
-        step = trainer.global_step
-        if self.every_n_steps and step % self.every_n_steps == 0 and step != self._saved_step:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Count from the step that the run goes on from."""
+        self._saved_step = trainer.global_step
+
+    def between_steps(self, trainer: Trainer) -> None:
+        """Save at every n-th optimizer step, once; one later if that is the last of an epoch.
+
+        Lightning writes the metrics of a step after its last hook, ``on_train_batch_end``. A run
+        that is killed in between and goes on from that step would never write them.
+        """
+        n = self.every_n_steps
+        if n and trainer.global_step // n > self._saved_step // n:
             self._save(trainer)
 
     def on_exception(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor, nn
 
 from polyvision.errors import PolyvisionError
+from polyvision.training.averaging import WeightAverage, averaged_tag
 from polyvision.training.diagnose import first_non_finite
 from polyvision.training.optimization import build_optimizer, build_schedule
 from polyvision.training.schema import RecipeConfig
@@ -64,6 +66,8 @@ class TaskModule(LightningModule):
         self._loss = torch.zeros(())
         self._sets = ("", *named_val)
         self._totals: list[dict[str, Tensor]] = []
+        decay = recipe.ema_decay
+        self.average = decay and WeightAverage(model, decay, warmup=recipe.ema_warmup)
 
     def loss(self, batch: Any) -> Tensor:
         """Return the mean training loss of a batch."""
@@ -117,6 +121,27 @@ class TaskModule(LightningModule):
         if self.global_step >= self.total_steps:
             self.trainer.should_stop = True
 
+    def on_fit_start(self) -> None:
+        """Bring the average to the device of the weights."""
+        if self.average:
+            self.average.to(self.device)
+
+    def optimizer_step(self, *arguments: Any, **keywords: Any) -> None:
+        """Take the step, then average."""
+        super().optimizer_step(*arguments, **keywords)
+        if self.average:
+            self.average.update(self.model, self.global_step + 1)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the averaged weights, under ``ema``, to the trained ones."""
+        if self.average:
+            checkpoint["ema"] = self.average.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore the averaged weights."""
+        if self.average:
+            self.average.load_state_dict(checkpoint["ema"])
+
     def configure_gradient_clipping(
         self,
         optimizer: torch.optim.Optimizer,
@@ -133,7 +158,7 @@ class TaskModule(LightningModule):
         # draw validation, which comes after the step, one to the right of it.
         self.log("step", float(self.global_step + 1))
         self.log("optim/grad_norm", norm)
-        self.log("optim/lr", optimizer.param_groups[0]["lr"])
+        self.log("optim/lr", max(group["lr"] for group in optimizer.param_groups))
         if scaler is not None:
             self.log("optim/loss_scale", scaler.get_scale())
 
@@ -164,22 +189,41 @@ class TaskModule(LightningModule):
         self._totals = [{} for _ in self._sets]
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Add one batch to the sums of its set."""
+        """Add one batch to the sums of its set, of the trained and of the averaged weights."""
         totals = self._totals[dataloader_idx]
+        self._add(totals, "", batch)
+        if self.average:
+            with self._averaged(self.average.model):
+                self._add(totals, "ema ", batch)
+
+    def _add(self, totals: dict[str, Tensor], prefix: str, batch: Any) -> None:
         for name, value in self.count(batch).items():
-            value = value.detach().double()
-            totals[name] = totals[name] + value if name in totals else value
+            key, value = prefix + name, value.detach().double()
+            totals[key] = totals[key] + value if key in totals else value
+
+    @contextmanager
+    def _averaged(self, averaged: nn.Module) -> Iterator[None]:
+        trained, self.model = self.model, averaged
+        try:
+            yield
+        finally:
+            self.model = trained
 
     def on_validation_epoch_end(self) -> None:
         """Log the metrics of each whole set: exact, whatever the batches and ranks."""
-        for name, sums in zip(self._sets, self._totals, strict=True):
-            keys = sorted(sums)
-            totals = torch.stack([sums[k] for k in keys])
-            totals = self.trainer.strategy.reduce(totals, reduce_op="sum")
-            metrics = self.metrics(dict(zip(keys, totals.tolist(), strict=True)))
-            # The main set has no name: val/loss. Others have: val/c4/loss.
-            prefix = f"val/{name}/" if name else "val/"
-            self.log_dict(
-                {prefix + k.removeprefix("val/"): v for k, v in metrics.items()}, prog_bar=not name
-            )
+        for name, totals in zip(self._sets, self._totals, strict=True):
+            keys = sorted(totals)
+            sums = torch.stack([totals[k] for k in keys])
+            sums = self.trainer.strategy.reduce(sums, reduce_op="sum")
+            self._log_set(name, dict(zip(keys, sums.tolist(), strict=True)))
         self.log("step", float(self.global_step))  # the x-axis, as in training
+
+    def _log_set(self, name: str, totals: dict[str, float]) -> None:
+        own = {k: v for k, v in totals.items() if not k.startswith("ema ")}
+        metrics = self.metrics(own)
+        if self.average:
+            averaged = {k.removeprefix("ema "): v for k, v in totals.items() if k not in own}
+            metrics |= {averaged_tag(k): v for k, v in self.metrics(averaged).items()}
+        # The main set has no name: val/loss. Others have: val/c4/loss.
+        place = f"/{name}/" if name else "/"
+        self.log_dict({k.replace("/", place): v for k, v in metrics.items()}, prog_bar=not name)

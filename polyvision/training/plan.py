@@ -9,9 +9,15 @@ from polyvision.errors import PolyvisionError, unknown
 from polyvision.training.cost import Cost
 from polyvision.training.hardware import Hardware
 from polyvision.training.loader import TrainLoader
+from polyvision.training.optimization import learning_rate
 from polyvision.training.report import count, size
 from polyvision.training.run import Run
-from polyvision.training.schema import Config, ExperimentConfig, LanguageRecipeConfig
+from polyvision.training.schema import (
+    Config,
+    ExperimentConfig,
+    LanguageRecipeConfig,
+    VisionRecipeConfig,
+)
 from polyvision.training.task import Task
 from polyvision.training.workers import worker_count
 
@@ -65,6 +71,7 @@ def train_batches(config: Config, hardware: Hardware, task: Task) -> TrainLoader
         workers=worker_count(config.data.workers, hardware.devices),
         collate=task.collate,
         world_size=hardware.devices,
+        repeats=recipe.repeats if isinstance(recipe, VisionRecipeConfig) else 1,
     )
 
 
@@ -73,6 +80,11 @@ def _step_samples(config: Config, task: Task) -> int:
     if not isinstance(recipe, LanguageRecipeConfig) or recipe.batch_tokens is None:
         return recipe.batch_size
     assert window is not None
+    if recipe.lr_base_batch is not None:
+        raise PolyvisionError(
+            f"recipe.lr_base_batch={recipe.lr_base_batch} scales with recipe.batch_size, and "
+            f"recipe.batch_tokens={recipe.batch_tokens} stands in its place: set one to null"
+        )
     samples, rest = divmod(recipe.batch_tokens, window)
     if rest or not samples:
         near = window * max(1, round(recipe.batch_tokens / window))
@@ -125,6 +137,13 @@ def plan_rows(
     recipe = config.recipe
     batch = steps.batch_per_device
     weights = sum(p.numel() * p.element_size() for p in task.model.parameters())
+    rate = f"{learning_rate(recipe):g}"
+    if recipe.lr_base_batch is not None:
+        rate += (
+            f" = {recipe.lr:g} scaled ({recipe.lr_scaling}) from a batch of {recipe.lr_base_batch} "
+            f"to {recipe.batch_size}"
+        )
+    average = f", average {recipe.ema_decay:g}" if recipe.ema_decay else ""
     clip = "none" if recipe.clip_grad is None else f"{recipe.clip_grad:g}"
     warmup = min(steps.warmup, steps.schedule)
     last = f"{steps.total:,} optimizer steps of {steps.batch} samples, {steps.epoch:,} an epoch"
@@ -136,9 +155,9 @@ def plan_rows(
         *task.plan,
         (
             "recipe",
-            f"{recipe.name}: {recipe.optimizer}, lr {recipe.lr:g} ({recipe.schedule} to "
+            f"{recipe.name}: {recipe.optimizer}, lr {rate} ({recipe.schedule} to "
             f"{recipe.min_lr:g} over {steps.schedule:,} steps, {warmup:,.0f} of warm-up), "
-            f"weight decay {recipe.weight_decay:g}, clip {clip}",
+            f"weight decay {recipe.weight_decay:g}, clip {clip}{average}",
         ),
         ("steps", last),
         ("loading", _loading(worker_count(config.data.workers, hardware.devices))),

@@ -21,6 +21,7 @@ __all__ = [
     "ImageDataConfig",
     "LanguageModelConfig",
     "LanguageRecipeConfig",
+    "MixConfig",
     "MoEConfig",
     "RecipeConfig",
     "TargetConfig",
@@ -93,7 +94,7 @@ class DataConfig:
     workers: Annotated[int, Bounds(ge=0)] | Literal["auto"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageDataConfig(DataConfig):
     """Labelled images; ``val_fraction`` is null where the data has its own validation images."""
 
@@ -106,6 +107,7 @@ class ImageDataConfig(DataConfig):
     std: list[Positive]
     crop_pct: Annotated[float, Bounds(gt=0, le=1)]
     interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos", "random"]
+    test_size: Count | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +142,13 @@ class AugmentConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RecipeConfig:
-    """How to train: optimizer, schedule, batch and clipping."""
+    """How to train: optimizer, schedule, batch, clipping, averaging of weights.
+
+    ``lr`` is meant for ``lr_base_batch`` samples, null for the batch whatever it is, and grows with
+    the batch by ``lr_scaling``. ``warmup_lr`` null is a thousandth of the rate. ``layer_decay``
+    multiplies the rate once for each layer between a parameter and the head. ``ema_decay`` null
+    keeps no average.
+    """
 
     name: str
     epochs: Count
@@ -155,18 +163,49 @@ class RecipeConfig:
     warmup_epochs: NonNegative
     min_lr: NonNegative
     clip_grad: Positive | None
+    lr_base_batch: Count | None = None
+    lr_scaling: Literal["linear", "sqrt"] = "linear"
+    warmup_lr: NonNegative | None = None
+    layer_decay: Annotated[float, Bounds(gt=0, le=1)] = 1.0
+    decay_norm_and_bias: bool = False
+    ema_decay: Annotated[float, Bounds(gt=0, lt=1)] | None = None
+    ema_warmup: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
+class MixConfig:
+    """Mixed images: the alphas of mixup and cutmix, 0 for off, and how often and in what groups.
+
+    ``prob`` is the share of batches, pairs or images (``mode``) that are mixed; with both alphas,
+    ``switch_prob`` is the share of cutmix.
+    """
+
+    mixup: NonNegative = 0.0
+    cutmix: NonNegative = 0.0
+    prob: Share = 1.0
+    switch_prob: Share = 0.5
+    mode: Literal["batch", "pair", "elem"] = "batch"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class VisionRecipeConfig(RecipeConfig):
-    """What only image classification has."""
+    """What only image classification has.
+
+    ``repeats`` is how often each chosen image comes in an epoch, which stays as long.
+    """
 
     task: Literal["vision"]
     label_smoothing: Annotated[float, Bounds(ge=0, lt=1)]
     augment: AugmentConfig
+    loss: Literal["ce", "bce"] = "ce"
+    bce_threshold: Annotated[float, Bounds(ge=0, lt=1)] | None = None
+    mix: MixConfig = dataclasses.field(default_factory=MixConfig)
+    drop: Annotated[float, Bounds(ge=0, lt=1)] = 0.0
+    drop_path: Annotated[float, Bounds(ge=0, lt=1)] = 0.0
+    repeats: Count = 1
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LanguageRecipeConfig(RecipeConfig):
     """What only language modelling has; ``z_loss`` weighs the squared log-partition.
 

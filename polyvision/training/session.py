@@ -34,7 +34,7 @@ from polyvision.training.run import Run, hold_run, plan_run, write_json
 from polyvision.training.schema import Config
 from polyvision.training.state import track
 from polyvision.training.storage import write_whole
-from polyvision.training.task import Task
+from polyvision.training.task import Task, follow_average
 from polyvision.training.throughput import Throughput
 from polyvision.training.workers import worker_count
 
@@ -58,7 +58,8 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
     quiet()
     seed_everything(config.seed, verbose=False)
     # A checkpoint to go on from has the weights, wherever they came from at first.
-    task = build(dataclasses.replace(config, finetune=None) if plan.checkpoint else config)
+    built = build(dataclasses.replace(config, finetune=None) if plan.checkpoint else config)
+    task = follow_average(built, config.recipe)
     loader = train_batches(config, hardware, task)
     steps = count_steps(config, loader, task)
     build_optimizer(task.model, config.recipe, loss_scaling=False)  # refuse bad options early
@@ -123,6 +124,7 @@ def _fit(
             checkpoints,
         ],
     )
+    loader.between = lambda: checkpoints.between_steps(trainer)
     settings = _settings(config, task)
     facts = {
         "settings": settings,

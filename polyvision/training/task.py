@@ -8,11 +8,13 @@ from collections.abc import Callable
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
+from polyvision.training.averaging import averaged_tag
 from polyvision.training.loader import MapDataset, OrderedSamples
 from polyvision.training.module import TaskModule
+from polyvision.training.schema import RecipeConfig
 from polyvision.training.workers import Collate
 
-__all__ = ["Task"]
+__all__ = ["Task", "follow_average"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,3 +54,11 @@ class Task:
     files: dict[str, str] = dataclasses.field(default_factory=dict)
     unreadable: Callable[[], list[str]] = list
     named_val: dict[str, MapDataset] = dataclasses.field(default_factory=dict)
+
+
+def follow_average(task: Task, recipe: RecipeConfig) -> Task:
+    """Let ``best`` follow the averaged weights, and show both, where the recipe averages."""
+    if recipe.ema_decay is None:
+        return task
+    averaged = averaged_tag(task.monitor)
+    return dataclasses.replace(task, monitor=averaged, shown=[*task.shown, averaged])

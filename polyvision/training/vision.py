@@ -1,4 +1,4 @@
-"""Image classification: cross-entropy, top-1 and top-5 accuracy."""
+"""Image classification: data, network, loss, top-1 and top-5 accuracy."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import json
 from typing import Any, cast
 
+import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from polyvision.models.vision import VisionModel, create_vision_model
 from polyvision.training.finetune import start_from
 from polyvision.training.loader import MapDataset
 from polyvision.training.module import TaskModule
+from polyvision.training.objective import Mixing, build_loss
 from polyvision.training.schema import (
     Config,
     ImageDataConfig,
@@ -32,22 +34,33 @@ Batch = tuple[Tensor, Tensor]
 
 
 class VisionModule(TaskModule):
-    """Classification of images, (B, C, H, W) in channels_last, with label smoothing in training."""
+    """Classification of images, (B, C, H, W) in channels_last.
+
+    Args:
+        model: the network.
+        recipe: its loss, label smoothing and mixing of images are those of training.
+        classes: number of classes.
+        keywords: those of ``TaskModule``.
+    """
 
     def __init__(
-        self, model: nn.Module, *arguments: Any, label_smoothing: float, **keywords: Any
+        self, model: nn.Module, recipe: VisionRecipeConfig, *, classes: int, **keywords: Any
     ) -> None:
-        super().__init__(model, *arguments, **keywords)
-        self.label_smoothing = label_smoothing
+        super().__init__(model, recipe, **keywords)
+        mixed = bool(recipe.mix.mixup or recipe.mix.cutmix)
+        self.mixing = Mixing(recipe, classes) if mixed else None
+        self.training_loss = build_loss(recipe, mixed=mixed)
 
     def _logits(self, images: Tensor) -> Tensor:
         logits: Tensor = self.model(images.to(memory_format=torch.channels_last))
         return logits.float()
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the mean cross-entropy of the batch."""
-        images, labels = batch
-        return F.cross_entropy(self._logits(images), labels, label_smoothing=self.label_smoothing)
+        """Return the recipe's mean loss of the batch."""
+        images, targets = batch
+        if self.mixing is not None:
+            images, targets = self.mixing(images, targets)
+        return self.training_loss(self._logits(images), targets)
 
     def count(self, batch: Batch) -> dict[str, Tensor]:
         """Return the summed cross-entropy, the hits among the best 1 and 5, and the images."""
@@ -87,6 +100,7 @@ def build_task(config: Config) -> Task:
         config.data.name,
         root=config.data.root,
         image_size=config.data.image_size,
+        test_size=config.data.test_size,
         val_fraction=config.data.val_fraction,
         mean=tuple(config.data.mean),
         std=tuple(config.data.std),
@@ -97,6 +111,7 @@ def build_task(config: Config) -> Task:
         ),
         **config.data.options,
     )
+    _check_test_size(config.model, config.data)
     built = create_vision_model(
         config.model.name,
         config.act.name,
@@ -105,7 +120,7 @@ def build_task(config: Config) -> Task:
         in_chans=data.in_chans,
         image_size=data.image_size,
         pretrained=config.model.pretrained,
-        model_kwargs=config.model.options,
+        model_kwargs=_model_options(config.model, recipe),
         on_leftover=config.model.on_leftover,
     )
 
@@ -119,7 +134,7 @@ def build_task(config: Config) -> Task:
         built = dataclasses.replace(built, weights=weights)
 
     def module(*arguments: Any, **keywords: Any) -> VisionModule:
-        return VisionModule(*arguments, label_smoothing=recipe.label_smoothing, **keywords)
+        return VisionModule(*arguments, classes=len(data.classes), **keywords)
 
     return Task(
         model=built.model,
@@ -138,6 +153,49 @@ def build_task(config: Config) -> Task:
             "network.json": json.dumps(network_to_plain(network), indent=2) + "\n",
         },
     )
+
+
+def _model_options(model: VisionModelConfig, recipe: VisionRecipeConfig) -> dict[str, Any]:
+    options = dict(model.options)
+    for option, key, value in (
+        ("drop_rate", "drop", recipe.drop),
+        ("drop_path_rate", "drop_path", recipe.drop_path),
+    ):
+        if value and option in options:
+            raise PolyvisionError(
+                f"recipe.{key}={value:g} and model.options.{option}={options[option]} are the same "
+                f"setting: give one of them"
+            )
+        if value:
+            options[option] = value
+    return options
+
+
+def _check_test_size(model: VisionModelConfig, data: ImageDataConfig) -> None:
+    known = timm.get_pretrained_cfg(model.name.split(".")[0]) if timm.is_model(model.name) else None
+    if data.test_size not in (None, data.image_size) and known and known.fixed_input_size:
+        raise PolyvisionError(
+            f"data.test_size={data.test_size}: {model.name} takes images of one size only, "
+            f"data.image_size={data.image_size}; use null"
+        )
+
+
+def _objective(recipe: VisionRecipeConfig) -> str:
+    """Say what training does to images and targets."""
+    names = {"ce": "cross-entropy", "bce": "binary cross-entropy"}
+    mix, augment = recipe.mix, recipe.augment
+    parts = [
+        (recipe.loss == "bce" and recipe.bce_threshold, "targets above {:g} are 1"),
+        (recipe.label_smoothing, "label smoothing {:g}"),
+        (mix.mixup, "mixup {:g}"),
+        (mix.cutmix, "cutmix {:g}"),
+        (augment.auto_augment, "{}"),
+        (augment.erase, "erasing {:g}"),
+        (recipe.drop, "dropout {:g}"),
+        (recipe.drop_path, "drop path {:g}"),
+        (recipe.repeats > 1 and recipe.repeats, "each image {} times"),
+    ]
+    return ", ".join([names[recipe.loss], *(text.format(v) for v, text in parts if v)])
 
 
 def _network(config: Config, data: ImageData) -> VisionNetwork:
@@ -180,6 +238,8 @@ def _plan(config: Config, data: ImageData, built: VisionModel) -> list[tuple[str
             ("shared sites", f"{len(shared)}, each with one set of coefficients for all calls")
         )
     rows += [("note", note) for note in report.notes]
+    assert isinstance(config.recipe, VisionRecipeConfig)
+    rows.append(("loss", _objective(config.recipe)))
     return [*rows, ("data", data.description), *(("note", note) for note in data.notes)]
 
 

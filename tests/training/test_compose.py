@@ -103,7 +103,7 @@ def test_a_sweep_makes_every_combination():
         ("model=timm", "model.name must be given: add model.name=<value>"),
         ("model=lm_tiny", "run `python train_lm.py model=lm_tiny`"),
         ("data=book", "data=book is for language, not for vision"),
-        ("recipe=book", "choose recipe= one of: cutout_baseline, digits, fashion"),
+        ("recipe=book", "choose recipe= one of: cutout_baseline, digits, fashion, polycom_vision"),
         ("act=swiglu", "act=swiglu is gated"),
         ("seed", "cannot read 'seed': write key=value"),
         ("dry_run=maybe", "dry_run must be true or false, got 'maybe'"),

@@ -14,6 +14,9 @@ FOLDER = Path(configs.__file__).parent / "experiment"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
+DATA = {"vision": ["data.root=images"], "language": []}
+
+
 def content(name):
     return yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
 
@@ -24,7 +27,7 @@ def task_of(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_composes_for_its_task_and_states_what_to_expect(name):
-    (config,) = compose(task_of(name), [f"experiment={name}"])
+    (config,) = compose(task_of(name), [f"experiment={name}", *DATA[task_of(name)]])
     assert config.experiment.name == name
     target = config.experiment.target
     assert target is None or (target.source and target.metric.startswith("val/"))
@@ -41,7 +44,9 @@ def test_each_chooses_model_data_and_recipe_and_leaves_the_rest_free(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_act_switches_the_activation_and_nothing_else(name):
     one, other = (
-        compose(task_of(name), [f"experiment={name}", f"act={act}"])[0].plain()
+        compose(task_of(name), [f"experiment={name}", f"act={act}", *DATA[task_of(name)]])[
+            0
+        ].plain()
         for act in ("relu", "polynorm")
     )
     changed = {key for key, _, _ in config_differences(one, other)}

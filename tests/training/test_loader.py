@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from timm.data.distributed_sampler import RepeatAugSampler
 
 from polyvision.errors import PolyvisionError
 from polyvision.training import order as order_module
@@ -230,3 +231,45 @@ def test_worker_processes_fit_the_machine(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)), raising=False)
     assert [worker_count("auto", devices) for devices in (1, 2, 4, 12, 24)] == [8, 5, 2, 0, 0]
     assert worker_count(20, 4) == 20
+
+
+def test_repeated_samples_fill_an_epoch_of_the_same_length():
+    loader = TrainLoader(Numbers(12), 4, seed=0, repeats=3)
+    first, second = batches(loader), batches(loader)
+    rows = [row for batch in first for row in batch]
+    assert len(rows) == 12
+    assert [row[0] for row in rows] == [i for row in rows[::3] for i in [row[0]] * 3]
+    assert len({row[0] for row in rows}) == 4
+    assert len({tuple(row[1:]) for row in rows}) == 12  # each copy is augmented for itself
+    assert first != second
+    assert first == batches(TrainLoader(Numbers(12), 4, seed=0, repeats=3, workers=2))
+
+
+@pytest.mark.parametrize(
+    ("samples", "world", "expected"), [(600, 2, 512), (600, 1, 512), (13, 1, 13)]
+)
+def test_an_epoch_of_repeats_is_as_long_as_timms(samples, world, expected):
+    sampler = RepeatAugSampler(Numbers(samples), num_replicas=world, rank=0)
+    loader = TrainLoader(Numbers(samples), 1, seed=0, repeats=3, world_size=world)
+    assert len(loader) == len(sampler) == expected // world
+
+
+def test_copies_go_to_different_ranks(monkeypatch):
+    parts = []
+    for rank in (0, 1, 2):
+        group = SimpleNamespace(is_initialized=lambda: True, get_rank=lambda rank=rank: rank)
+        monkeypatch.setattr(order_module, "dist", group)
+        loader = TrainLoader(Numbers(24), 2, seed=0, repeats=3, world_size=3)
+        parts.append([[row[0] for row in batch] for batch in batches(loader)])
+    assert parts[0] == parts[1] == parts[2]
+
+
+def test_resume_within_repeats():
+    whole = batches(TrainLoader(Numbers(12), 2, seed=1, repeats=3))
+    broken = TrainLoader(Numbers(12), 2, seed=1, repeats=3)
+    seen = [batch.tolist() for _, batch in zip(range(2), broken, strict=False)]
+    resumed = TrainLoader(Numbers(12), 2, seed=1, repeats=3)
+    resumed.load_state_dict({**broken.state_dict(), "done": 4})
+    assert seen + batches(resumed) == whole
+    with pytest.raises(ValueError, match="repeats 3 -> 1"):
+        TrainLoader(Numbers(12), 2, seed=1).load_state_dict(broken.state_dict())

@@ -8,8 +8,14 @@ import torch
 from torch import nn
 
 from polyvision.activations import create_activation
+from polyvision.models.vision import create_vision_model
 from polyvision.training.compose import compose
-from polyvision.training.optimization import build_optimizer, build_schedule, parameter_groups
+from polyvision.training.optimization import (
+    build_optimizer,
+    build_schedule,
+    learning_rate,
+    parameter_groups,
+)
 
 
 def recipe(**changes):
@@ -93,3 +99,49 @@ def test_a_run_shorter_than_an_epoch_still_follows_the_whole_schedule():
     values = rates(5, warmup_epochs=0.0, min_lr=0.0)
     expected = [0.5 * (1 + math.cos(math.pi * step / 5)) for step in range(5)]
     assert values == pytest.approx(expected)
+
+
+def test_everything_but_coefficients_is_decayed_on_request():
+    decayed, kept = parameter_groups(network(), 0.1, decay_norm_and_bias=True)
+    assert sorted(tuple(p.shape) for p in decayed["params"]) == [(4,), (4,), (4,), (4, 4)]
+    assert sorted(tuple(p.shape) for p in kept["params"]) == [(1,), (3,)]
+    assert kept["weight_decay"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("base", "scaling", "expected"),
+    [(None, "linear", 0.1), (256, "linear", 0.4), (256, "sqrt", 0.2), (2048, "linear", 0.05)],
+)
+def test_the_rate_grows_with_the_batch(base, scaling, expected):
+    chosen = recipe(lr=0.1, batch_size=1024, lr_base_batch=base, lr_scaling=scaling)
+    assert learning_rate(chosen) == pytest.approx(expected)
+    optimizer = build_optimizer(network(), chosen, loss_scaling=False)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(expected)
+
+
+def test_warmup_begins_where_it_is_told():
+    values = rates(100, warmup_epochs=1.0, warmup_lr=0.25)
+    assert values[:3] == pytest.approx([0.25, 0.325, 0.4])
+
+
+def test_layer_decay_scales_rates_and_spares_coefficients():
+    built = create_vision_model("test_resnet", "polynorm", num_classes=4, image_size=32)
+    chosen = recipe(lr=1.0, layer_decay=0.5, weight_decay=0.1, warmup_epochs=0.0)
+    optimizer = build_optimizer(built.model, chosen, loss_scaling=False)
+    build_schedule(optimizer, chosen, total_steps=10, epoch_steps=10).step_update(0)
+    names = {id(p): name for name, p in built.model.named_parameters()}
+    found = {names[id(p)]: g for g in optimizer.param_groups for p in g["params"]}
+    assert set(found) == set(names.values())
+    rate = {name: group["lr"] for name, group in found.items()}
+    assert rate["fc.weight"] == 1.0
+    assert rate["layer4.0.conv1.weight"] == 0.5
+    assert rate["layer1.0.conv1.weight"] == 2 * rate["conv1.0.weight"]
+    for act in ("act1", "layer2.0.act1"):  # no pattern of timm covers the stem's activation
+        assert found[f"{act}.weight"]["weight_decay"] == 0.0
+    assert rate["act1.weight"] == rate["conv1.0.weight"]
+    assert rate["layer2.0.act1.weight"] == rate["layer2.0.conv1.weight"]
+
+
+def test_layer_decay_needs_layers():
+    with pytest.raises(ValueError, match=r"recipe\.layer_decay=0\.5 needs .* Sequential"):
+        parameter_groups(network(), 0.1, layer_decay=0.5)

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from polyvision.training.checkpoints import Checkpoints
 from polyvision.training.compose import compose
 from polyvision.training.module import NonFiniteError, TaskModule
 from polyvision.training.run import Run
@@ -111,6 +112,80 @@ def test_resume_is_bitwise(task, more, train, tmp_path, break_at, overrides):
     assert a["global_step"] == b["global_step"]
     for key, value in a["state_dict"].items():
         assert torch.equal(value, b["state_dict"][key]), key
+
+
+EVERYTHING = [
+    "recipe.mix.mixup=0.2",
+    "recipe.mix.cutmix=1.0",
+    "recipe.augment.auto_augment=rand-m6-mstd0.5-inc1",
+    "recipe.augment.erase=0.3",
+    "recipe.ema_decay=0.9",
+    "recipe.ema_warmup=true",
+    "recipe.repeats=3",
+    "recipe.drop_path=0.2",
+    "recipe.loss=bce",
+    "recipe.accumulate=2",
+    "trainer.checkpoint_every_n_steps=4",
+    "trainer.max_epochs=3",
+]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resume_is_bitwise_with_everything_random(workers, train, tmp_path, break_at):
+    more = [*EVERYTHING, f"data.workers={workers}"]
+    train("vision", *more, f"run_root={tmp_path}/whole")
+    restore = break_at(15)
+    with pytest.raises(RuntimeError, match="killed"):
+        train("vision", *more)
+    restore()
+    train("vision", *more, "resume=auto")
+    (whole,) = tmp_path.glob("whole/*/*/*/*/seed0")
+    broken = folder_of(tmp_path)
+    for tag in ("train/loss", "val/loss", "val_ema/loss", "optim/lr", "optim/grad_norm"):
+        assert series(whole, tag)
+        assert series(whole, tag) == series(broken, tag)
+    a, b = (torch.load(f / "checkpoints" / "last.ckpt", weights_only=True) for f in (whole, broken))
+    for part in ("state_dict", "ema"):
+        for key, value in a[part].items():
+            assert torch.equal(value, b[part][key]), key
+
+
+def test_a_checkpoint_comes_after_the_metrics_of_its_step(train, tmp_path, monkeypatch):
+    """A kill right after a checkpoint must lose no row: the run never computes that step again."""
+    original = Checkpoints._save
+    saved = []
+
+    def checked(self, trainer):
+        rows = rows_of(self.run.folder)
+        saved.append((trainer.global_step, max(r["step"] for r in rows if "train/loss" in r)))
+        original(self, trainer)
+
+    monkeypatch.setattr(Checkpoints, "_save", checked)
+    train("vision", "trainer.checkpoint_every_n_steps=3", "trainer.max_epochs=2")
+    assert [step for step, _ in saved] == [3, 6, 9, 12, 15, 18]
+    assert all(step == written for step, written in saved)
+
+
+@pytest.mark.parametrize("step", [6, 10])  # one of every three, and one after an epoch's last
+def test_a_run_killed_right_after_a_checkpoint_goes_on(step, train, tmp_path, monkeypatch):
+    more = ["trainer.checkpoint_every_n_steps=3", "trainer.val_every_n_steps=100"]
+    more += ["trainer.max_epochs=2"]
+    train("vision", *more, f"run_root={tmp_path}/whole")
+    original = Checkpoints._save
+
+    def killed(self, trainer):
+        original(self, trainer)
+        if trainer.global_step == step:
+            raise RuntimeError("killed")
+
+    monkeypatch.setattr(Checkpoints, "_save", killed)
+    with pytest.raises(RuntimeError, match="killed"):
+        train("vision", *more)
+    monkeypatch.setattr(Checkpoints, "_save", original)
+    train("vision", *more, "resume=auto")
+    (whole,) = tmp_path.glob("whole/*/*/*/*/seed0")
+    for tag in ("train/loss", "val/loss", "optim/grad_norm"):
+        assert series(whole, tag) == series(folder_of(tmp_path), tag)
 
 
 def test_resume_refuses_another_configuration(train, break_at):
