@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from polyvision.models.calls import Tracer
 from polyvision.models.inputs import Inputs, other_sizes
+from polyvision.models.moe import MoE
 from polyvision.models.sites import feature_dim
 
 __all__ = [
@@ -80,17 +81,29 @@ def _is_matrix(module: Any) -> bool:
 def weight_matrices(model: nn.Module) -> dict[str, dict[str, Tensor]]:
     """Return layer -> role -> matrix (out, in).
 
-    The roles are ``up``, ``gate`` and ``down`` of every feed-forward network. A network without
-    any, such as a ResNet, gives all its linear layers and ungrouped convolutions instead, each
-    under the role ``weight`` as (out, in x kernel height x kernel width).
+    The roles are ``up``, ``gate`` and ``down`` of every feed-forward network, and of every expert
+    of a mixture, whose number ends its name. A network without any, such as a ResNet, gives all its
+    linear layers and ungrouped convolutions instead, each under the role ``weight`` as (out, in x
+    kernel height x kernel width).
     """
-    parts = feed_forwards(model)
+    parts = {name: part.matrices() for name, part in feed_forwards(model).items()}
+    for name, module in model.named_modules():
+        if isinstance(module, MoE):
+            parts |= _experts(name, module)
     if parts:
-        return {name: part.matrices() for name, part in parts.items()}
+        return parts
     return {
         name: {"weight": matrix(module)}
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) or (isinstance(module, _Conv) and module.groups == 1)
+    }
+
+
+def _experts(name: str, moe: MoE) -> dict[str, dict[str, Tensor]]:
+    stacks = {"up": moe.up, "gate": moe.gate, "down": moe.down}
+    return {
+        f"{name}.{i}": {role: w[i].detach() for role, w in stacks.items() if w is not None}
+        for i in range(len(moe.up))
     }
 
 

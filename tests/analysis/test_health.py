@@ -17,7 +17,8 @@ from polyvision.analysis.health import (
     zero_share,
 )
 from polyvision.analysis.health_report import health_result
-from polyvision.models.transformer import Transformer, TransformerShape
+from polyvision.models.shape import MoEShape, TransformerShape
+from polyvision.models.transformer import Transformer
 from polyvision.models.vision import create_vision_model
 
 
@@ -71,9 +72,16 @@ def test_massive_needs_size_and_contrast():
     assert state_extremes(150 * torch.ones(4, 4))["massive"] == 0
 
 
-def small_model(activation="relu"):
+def small_model(activation="relu", moe=None):
     shape = TransformerShape(
-        vocab_size=16, context=8, width=8, layers=2, heads=2, ffn_hidden=24, activation=activation
+        vocab_size=16,
+        context=8,
+        width=8,
+        layers=2,
+        heads=2,
+        ffn_hidden=24,
+        activation=activation,
+        moe=moe,
     )
     return Transformer(shape), torch.randint(16, (4, 8))
 
@@ -100,6 +108,19 @@ def test_a_model_with_dead_neurons_and_a_massive_state():
     assert health.weights["blocks.1.ffn.down"]["negative_share"] == 0
     assert health.first_massive == "blocks.0"
     assert health.layers["blocks.1"]["massive"] == tokens.numel()
+
+
+def test_a_mixture_of_experts():
+    model, tokens = small_model(moe=MoEShape(experts=3, top_k=2))
+    with torch.no_grad():
+        model.blocks[0].ffn.up[:, :6] = 0  # a quarter of the neurons of every expert
+        model.blocks[0].ffn.down[1].fill_(-0.5)
+    health = health_of(model, tokens)
+    assert health.sites["blocks.0.ffn.activation"]["dead_units"] >= 0.25
+    down = health.weights["blocks.0.ffn.1.down"]
+    assert down == {"mean": pytest.approx(-0.5), "negative_share": 1.0}
+    assert len(health.weights) == 6
+    assert health.sparsity is None
 
 
 def test_a_smooth_activation_has_no_zeros():

@@ -8,7 +8,8 @@ from torch import nn
 
 from polyvision.analysis.layers import weight_matrices
 from polyvision.analysis.rank import analyse_rank, effective_rank
-from polyvision.models.transformer import Transformer, TransformerShape
+from polyvision.models.shape import MoEShape, TransformerShape
+from polyvision.models.transformer import Transformer
 from polyvision.models.vision import create_vision_model
 
 
@@ -68,6 +69,22 @@ def test_roles_of_a_language_model(activation, roles):
     assert result.scalars["blocks.1.ffn/up"] == pytest.approx(8)
     assert result.scalars["mean/up"] == pytest.approx(8)
     assert 1 < result.scalars["blocks.0.ffn/down"] < 8
+
+
+def test_each_expert_of_a_mixture_has_its_matrices():
+    moe = MoEShape(experts=3, top_k=2)
+    shape = TransformerShape(
+        vocab_size=16, context=8, width=8, layers=2, heads=2, ffn_hidden=24, moe=moe
+    )
+    model = Transformer(shape)
+    with torch.no_grad():
+        nn.init.eye_(model.blocks[1].ffn.up[2])
+    result = analyse_rank(model)
+    names = [f"blocks.{layer}.ffn.{expert}" for layer in range(2) for expert in range(3)]
+    assert list(weight_matrices(model)) == names
+    assert result.scalars["blocks.1.ffn.2/up"] == pytest.approx(8)
+    assert result.scalars["blocks.1.ffn.1/up"] < 8
+    assert result.data["largest_possible"]["blocks.0.ffn.0/down"] == 8
 
 
 def test_history_becomes_curves_over_training():

@@ -8,7 +8,8 @@ from torch import nn
 
 from polyvision.analysis.similarity import analyse_similarity, cosine_matrix, hidden_states
 from polyvision.errors import PolyvisionError
-from polyvision.models.transformer import Transformer, TransformerShape
+from polyvision.models.shape import MoEShape, TransformerShape
+from polyvision.models.transformer import Transformer
 from polyvision.models.vision import create_vision_model
 
 
@@ -85,6 +86,19 @@ def test_language_model_whose_layers_do_nothing():
             block.attention.out.weight.zero_()
     result = analyse_similarity(model, torch.randint(16, (2, 8)))
     assert result.data["cosine"] == [[pytest.approx(1)] * 3] * 3
+
+
+def test_a_mixture_of_experts_whose_second_layer_does_nothing():
+    moe = MoEShape(experts=3, top_k=2)
+    shape = TransformerShape(
+        vocab_size=16, context=8, width=8, layers=2, heads=2, ffn_hidden=24, moe=moe
+    )
+    model = Transformer(shape)
+    with torch.no_grad():
+        model.blocks[1].ffn.down.zero_()
+        model.blocks[1].attention.out.weight.zero_()
+    result = analyse_similarity(model, torch.randint(16, (2, 8)))
+    assert result.data["cosine"] == [[pytest.approx(1)] * 2] * 2
 
 
 @pytest.mark.parametrize(
