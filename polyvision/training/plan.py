@@ -83,7 +83,8 @@ def _step_samples(config: Config, task: Task) -> int:
     if recipe.lr_base_batch is not None:
         raise PolyvisionError(
             f"recipe.lr_base_batch={recipe.lr_base_batch} counts samples, and recipe.batch_tokens="
-            f"{recipe.batch_tokens} rules the batch: give recipe.lr for that batch, or leave one out"
+            f"{recipe.batch_tokens} rules the batch: give recipe.lr for that batch, or leave one "
+            f"out"
         )
     samples, rest = divmod(recipe.batch_tokens, window)
     if rest or not samples:
