@@ -88,6 +88,7 @@ def train_transform(
         PolyvisionError: timm does not know the ``auto_augment`` policy.
     """
     trivial = augment.auto_augment == _TRIVIAL
+    _check_policy(augment.auto_augment)
     settings: dict[str, Any] = {
         "scale": tuple(augment.crop_scale),
         "hflip": augment.hflip,
@@ -104,10 +105,7 @@ def train_transform(
             image_size, is_training=True, separate=True, **settings
         )
     except (AssertionError, KeyError, ValueError) as error:
-        raise PolyvisionError(
-            f"augment.auto_augment={augment.auto_augment!r} is not a policy of timm; examples: "
-            "rand-m7-mstd0.5-inc1, augmix-m3-w3, original, 3a; trivial is torchvision's"
-        ) from error
+        raise _no_policy(augment.auto_augment) from error
     if trivial:
         colour = transforms.TrivialAugmentWide(interpolation=_resampling(augment.interpolation))
     steps = [spatial, colour, final]
@@ -119,6 +117,21 @@ def train_transform(
         )
     transform: Transform = transforms.Compose(steps)
     return transform
+
+
+def _check_policy(policy: str | None) -> None:
+    """Refuse parts of a policy without a value, which timm would pass over."""
+    parts = [] if policy is None else policy.split("-")
+    wrong = [p for p in parts[1:] if not p.startswith("t") and not any(c.isdigit() for c in p)]
+    if wrong or parts[:1] == [""]:
+        raise _no_policy(policy)
+
+
+def _no_policy(policy: str | None) -> PolyvisionError:
+    return PolyvisionError(
+        f"augment.auto_augment={policy!r} is not a policy of timm; examples: rand-m7-mstd0.5-inc1, "
+        f"augmix-m3-w3, original, 3a; trivial is torchvision's; null is none"
+    )
 
 
 def _resampling(name: str) -> transforms.InterpolationMode:

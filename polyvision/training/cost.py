@@ -15,6 +15,7 @@ from polyvision.activations import activation_modules
 from polyvision.analysis.flops import count_flops, flops_per_element, matrix_counter
 from polyvision.analysis.layers import watch_outputs
 from polyvision.analysis.saved import SavedTensors
+from polyvision.errors import PolyvisionError
 from polyvision.models.flops import forward_flops
 from polyvision.models.transformer import Transformer
 
@@ -46,6 +47,9 @@ def estimate_cost(model: nn.Module, make_input: Callable[[], Tensor], dtype: tor
         model: the network.
         make_input: makes the input of a batch.
         dtype: compute dtype; below fp32 the pass runs under autocast.
+
+    Raises:
+        PolyvisionError: a layer refuses the batch, as norms over one value do.
     """
     matrices = matrix_counter()
     sites = activation_modules(model)
@@ -64,7 +68,13 @@ def estimate_cost(model: nn.Module, make_input: Callable[[], Tensor], dtype: tor
         matrices,
     ):
         inputs = make_input()
-        model(inputs, inputs) if language else model(inputs)
+        try:
+            model(inputs, inputs) if language else model(inputs)
+        except ValueError as error:
+            raise PolyvisionError(
+                f"the network does not train on passes of shape {tuple(inputs.shape)}: {error}. A "
+                f"pass is recipe.batch_size / (devices x recipe.accumulate)"
+            ) from error
         kept = saved.bytes_without(mode.from_tensor(p) for p in model.parameters())
     if isinstance(model, Transformer):
         return Cost(inputs.numel() * token_flops(model, inputs.shape[1]), kept)

@@ -11,9 +11,10 @@ from timm.data.mixup import mixup_target
 from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 from torch import Tensor
 
+from polyvision.errors import PolyvisionError
 from polyvision.training.schema import VisionRecipeConfig
 
-__all__ = ["Mixing", "build_loss"]
+__all__ = ["Mixing", "build_loss", "check_objective"]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -71,3 +72,30 @@ def build_loss(recipe: VisionRecipeConfig, *, mixed: bool) -> Loss:
     return lambda logits, labels: F.cross_entropy(
         logits, labels, label_smoothing=recipe.label_smoothing
     )
+
+
+def check_objective(recipe: VisionRecipeConfig, classes: int) -> None:
+    """Refuse settings that leave nothing to learn, or that nothing would read.
+
+    Raises:
+        PolyvisionError: a threshold without binary cross-entropy, or on the wrong side of smoothed
+            targets; more copies of an image than a step has images.
+    """
+    threshold, smoothing = recipe.bce_threshold, recipe.label_smoothing
+    if threshold is not None and recipe.loss != "bce":
+        raise PolyvisionError(
+            f"recipe.bce_threshold={threshold:g} is for recipe.loss=bce, not {recipe.loss}"
+        )
+    low = smoothing / classes
+    high = 1 - smoothing + low
+    if threshold is not None and not low <= threshold < high:
+        raise PolyvisionError(
+            f"recipe.bce_threshold={threshold:g} gives all classes one target: with "
+            f"recipe.label_smoothing={smoothing:g} and {classes} classes the targets are {low:g} "
+            f"and {high:g}, and it must lie between"
+        )
+    if recipe.repeats > recipe.batch_size:
+        raise PolyvisionError(
+            f"recipe.repeats={recipe.repeats} is more than recipe.batch_size={recipe.batch_size}: "
+            f"a step would see one image only"
+        )

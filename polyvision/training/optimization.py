@@ -26,8 +26,16 @@ def learning_rate(recipe: RecipeConfig) -> float:
 
     Sources: linear, Goyal et al. 2017, https://arxiv.org/abs/1706.02677; the square root is usual
     for adaptive optimizers such as LAMB, You et al. 2019, https://arxiv.org/abs/1904.00962.
+
+    Raises:
+        PolyvisionError: the square root of nothing is asked for.
     """
     if recipe.lr_base_batch is None:
+        if recipe.lr_scaling != "linear":
+            raise PolyvisionError(
+                f"recipe.lr_scaling={recipe.lr_scaling} needs recipe.lr_base_batch, the batch that "
+                f"recipe.lr is meant for, and that is null"
+            )
         return recipe.lr
     factor = recipe.batch_size / recipe.lr_base_batch
     return recipe.lr * (math.sqrt(factor) if recipe.lr_scaling == "sqrt" else factor)
@@ -104,6 +112,7 @@ def build_optimizer(
     names = [str(name) for name in list_optimizers()]
     if recipe.optimizer not in names:
         raise unknown("recipe.optimizer", recipe.optimizer, names)
+    rate = learning_rate(recipe)
     options = dict(recipe.optimizer_options)
     constructor = inspect.signature(get_optimizer_class(recipe.optimizer))
     if "fused" in constructor.parameters and not loss_scaling:
@@ -118,7 +127,7 @@ def build_optimizer(
         return create_optimizer_v2(
             groups,
             opt=recipe.optimizer,
-            lr=learning_rate(recipe),
+            lr=rate,
             weight_decay=recipe.weight_decay,
             **options,
         )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
+from polyvision.errors import PolyvisionError
 from polyvision.training.averaging import averaged_tag
 from polyvision.training.loader import MapDataset, OrderedSamples
 from polyvision.training.module import TaskModule
@@ -57,8 +58,14 @@ class Task:
 
 
 def follow_average(task: Task, recipe: RecipeConfig) -> Task:
-    """Let ``best`` follow the averaged weights, and show both, where the recipe averages."""
+    """Let ``best`` follow the averaged weights, and show both, where the recipe averages.
+
+    Raises:
+        PolyvisionError: a warm-up of no average.
+    """
     if recipe.ema_decay is None:
+        if recipe.ema_warmup:
+            raise PolyvisionError("recipe.ema_warmup=true needs recipe.ema_decay, and that is null")
         return task
     averaged = averaged_tag(task.monitor)
     return dataclasses.replace(task, monitor=averaged, shown=[*task.shown, averaged])

@@ -9,6 +9,7 @@ from typing import Any, cast
 import timm
 import torch
 import torch.nn.functional as F
+from timm.layers import DropPath
 from torch import Tensor, nn
 
 from polyvision.data.images import Augment, ImageData, collate, load_image_data
@@ -19,7 +20,7 @@ from polyvision.models.vision import VisionModel, create_vision_model
 from polyvision.training.finetune import start_from
 from polyvision.training.loader import MapDataset
 from polyvision.training.module import TaskModule
-from polyvision.training.objective import Mixing, build_loss
+from polyvision.training.objective import Mixing, build_loss, check_objective
 from polyvision.training.schema import (
     Config,
     ImageDataConfig,
@@ -111,6 +112,7 @@ def build_task(config: Config) -> Task:
         ),
         **config.data.options,
     )
+    check_objective(recipe, len(data.classes))
     _check_test_size(config.model, config.data)
     built = create_vision_model(
         config.model.name,
@@ -123,13 +125,9 @@ def build_task(config: Config) -> Task:
         model_kwargs=_model_options(config.model, recipe),
         on_leftover=config.model.on_leftover,
     )
-
+    _check_drop_path(built.model, config.model.name, recipe.drop_path)
     network = _network(config, data)
     if config.finetune is not None:
-        if config.model.pretrained:
-            raise PolyvisionError(
-                "finetune= and model.pretrained=true: choose one source of weights"
-            )
         weights = start_from(config.finetune, built.model, network)
         built = dataclasses.replace(built, weights=weights)
 
@@ -171,6 +169,14 @@ def _model_options(model: VisionModelConfig, recipe: VisionRecipeConfig) -> dict
     return options
 
 
+def _check_drop_path(model: nn.Module, name: str, rate: float) -> None:
+    """Refuse a rate that a constructor took and dropped."""
+    if rate and not any(isinstance(m, DropPath) and m.drop_prob for m in model.modules()):
+        raise PolyvisionError(
+            f"recipe.drop_path={rate:g}: {name} has no paths that can be dropped; use 0"
+        )
+
+
 def _check_test_size(model: VisionModelConfig, data: ImageDataConfig) -> None:
     known = timm.get_pretrained_cfg(model.name.split(".")[0]) if timm.is_model(model.name) else None
     if data.test_size not in (None, data.image_size) and known and known.fixed_input_size:
@@ -189,6 +195,7 @@ def _objective(recipe: VisionRecipeConfig) -> str:
         (recipe.label_smoothing, "label smoothing {:g}"),
         (mix.mixup, "mixup {:g}"),
         (mix.cutmix, "cutmix {:g}"),
+        ((mix.mixup or mix.cutmix) and 1 - mix.prob, "{:.0%} not mixed"),
         (augment.auto_augment, "{}"),
         (augment.erase, "erasing {:g}"),
         (recipe.drop, "dropout {:g}"),
@@ -241,7 +248,15 @@ def _plan(config: Config, data: ImageData, built: VisionModel) -> list[tuple[str
     rows += [("note", note) for note in report.notes]
     assert isinstance(config.recipe, VisionRecipeConfig)
     rows.append(("loss", _objective(config.recipe)))
-    return [*rows, ("data", data.description), *(("note", note) for note in data.notes)]
+    rows.append(("data", data.description))
+    rows.append(("images", _sizes(config, data)))
+    return [*rows, *(("note", note) for note in data.notes)]
+
+
+def _sizes(config: Config, data: ImageData) -> str:
+    assert isinstance(config.data, ImageDataConfig)
+    test = config.data.test_size or data.image_size
+    return f"{data.image_size} pixels; in validation {test}, crop {config.data.crop_pct:g}"
 
 
 def _dims(report: SwapReport) -> str:

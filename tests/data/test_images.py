@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
+from torchvision import transforms
 
 from polyvision.data.augment import Augment, eval_transform, train_transform
 from polyvision.data.images import LOADERS, ImageData, load_image_data
@@ -143,6 +144,32 @@ def test_every_setting_changes_training_and_repeats_by_seed(
     assert torch.equal(changed(picture), first)
 
 
+def test_trivial_is_torchvisions_and_takes_the_place_of_jitter(picture: Image.Image) -> None:
+    settings = {"crop_scale": (1, 1), "hflip": 0.0, "crop_pct": 1.0}
+    plain = train_transform(Augment(**settings), 24, (0, 0, 0), (1, 1, 1))
+    trivial = Augment(**settings, auto_augment="trivial", color_jitter=0.4)
+    transform = train_transform(trivial, 24, (0, 0, 0), (1, 1, 1))
+    wide = transforms.TrivialAugmentWide(interpolation=transforms.InterpolationMode.BICUBIC)
+    seen = []
+    for seed in range(40):
+        seed_all(seed)
+        seen.append(transform(picture))
+        seed_all(seed)
+        plain(picture)  # draws the numbers of the crop
+        assert torch.equal(seen[-1], transforms.functional.to_tensor(wide(picture)))
+    assert sum(not torch.equal(image, plain(picture)) for image in seen) > 20
+
+
+def test_validation_has_a_size_of_its_own() -> None:
+    data = load("digits", image_size=24, test_size=40)
+    assert data.train[0][0].shape == (3, 24, 24)
+    assert data.val[0][0].shape == (3, 40, 40)
+    assert data.image_size == 24
+    same = load("digits", image_size=24)
+    assert same.val[0][0].shape == (3, 24, 24)
+    assert torch.equal(load("digits", image_size=40).val[0][0], data.val[0][0])
+
+
 def test_plain_training_equals_plain_validation(picture: Image.Image) -> None:
     train = train_transform(PLAIN, 32, MEAN, STD)(picture)
     assert torch.equal(train, eval_transform(PLAIN, 32, MEAN, STD)(picture))
@@ -189,6 +216,9 @@ def test_a_wrong_setting_is_one_clear_line(name: str, options: dict[str, Any], t
         ({"interpolation": "cubic"}, "augment.interpolation 'cubic'. Did you mean 'bicubic'?"),
         ({"auto_augment": "rnad-m7"}, "augment.auto_augment='rnad-m7' is not a policy of timm"),
         ({"auto_augment": "rand-x7"}, "augment.auto_augment='rand-x7' is not a policy of timm"),
+        ({"auto_augment": "rand-q"}, "augment.auto_augment='rand-q' is not a policy of timm"),
+        ({"auto_augment": "Trivial"}, "augment.auto_augment='Trivial' is not a policy of timm"),
+        ({"auto_augment": ""}, "augment.auto_augment='' is not a policy of timm"),
     ],
 )
 def test_a_wrong_augmentation_is_one_clear_line(settings: dict[str, Any], text: str) -> None:

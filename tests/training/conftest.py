@@ -4,6 +4,7 @@ import pytest
 
 from polyvision.data.text import load_book
 from polyvision.training.compose import compose
+from polyvision.training.module import TaskModule
 from polyvision.training.session import run_task
 
 
@@ -61,3 +62,21 @@ def train(overrides):
         return run_task(config, domain.build_task)
 
     return run
+
+
+@pytest.fixture
+def break_at(monkeypatch):
+    """Let the next run fail after a number of optimizer steps, as a kill would."""
+
+    def install(step):
+        original = TaskModule.training_step
+
+        def failing(self, batch, batch_idx):
+            if self.global_step == step:
+                raise RuntimeError("killed")
+            return original(self, batch, batch_idx)
+
+        monkeypatch.setattr(TaskModule, "training_step", failing)
+        return lambda: monkeypatch.setattr(TaskModule, "training_step", original)
+
+    return install

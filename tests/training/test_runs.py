@@ -32,24 +32,6 @@ def series(folder, tag):
     return [(row["step"], row[tag]) for row in rows_of(folder) if tag in row]
 
 
-@pytest.fixture
-def break_at(monkeypatch):
-    """Let the next run fail after a number of optimizer steps, as a kill would."""
-
-    def install(step):
-        original = TaskModule.training_step
-
-        def failing(self, batch, batch_idx):
-            if self.global_step == step:
-                raise RuntimeError("killed")
-            return original(self, batch, batch_idx)
-
-        monkeypatch.setattr(TaskModule, "training_step", failing)
-        return lambda: monkeypatch.setattr(TaskModule, "training_step", original)
-
-    return install
-
-
 @pytest.mark.parametrize("task", TASKS)
 def test_loss_falls_and_everything_is_written(task, train, tmp_path):
     summary = train(task, "trainer.max_epochs=3")
