@@ -15,7 +15,7 @@ from polyvision.data.prepare import Settings, prepare
 from polyvision.data.sources import find_sources
 from polyvision.errors import PolyvisionError
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "describe", "run"]
 
 # Below this many bytes a second process takes longer to start than it saves.
 _SMALL = 32 << 20

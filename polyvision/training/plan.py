@@ -82,9 +82,8 @@ def _step_samples(config: Config, task: Task) -> int:
     assert window is not None
     if recipe.lr_base_batch is not None:
         raise PolyvisionError(
-            f"recipe.lr_base_batch={recipe.lr_base_batch} counts samples, and recipe.batch_tokens="
-            f"{recipe.batch_tokens} rules the batch: give recipe.lr for that batch, or leave one "
-            f"out"
+            f"recipe.lr_base_batch={recipe.lr_base_batch} scales with recipe.batch_size, and "
+            f"recipe.batch_tokens={recipe.batch_tokens} stands in its place: set one to null"
         )
     samples, rest = divmod(recipe.batch_tokens, window)
     if rest or not samples:
@@ -146,6 +145,7 @@ def plan_rows(
         )
     average = f", average {recipe.ema_decay:g}" if recipe.ema_decay else ""
     clip = "none" if recipe.clip_grad is None else f"{recipe.clip_grad:g}"
+    warmup = min(steps.warmup, steps.schedule)
     last = f"{steps.total:,} optimizer steps of {steps.batch} samples, {steps.epoch:,} an epoch"
     if task.tokens_per_sample is not None:
         tokens = steps.batch * task.tokens_per_sample
@@ -156,7 +156,7 @@ def plan_rows(
         (
             "recipe",
             f"{recipe.name}: {recipe.optimizer}, lr {rate} ({recipe.schedule} to "
-            f"{recipe.min_lr:g} over {steps.schedule:,} steps, {steps.warmup:,.0f} of warm-up), "
+            f"{recipe.min_lr:g} over {steps.schedule:,} steps, {warmup:,.0f} of warm-up), "
             f"weight decay {recipe.weight_decay:g}, clip {clip}{average}",
         ),
         ("steps", last),

@@ -217,9 +217,8 @@ def _report(config: Config, saved: Saved, task: Task, records: Sequence[Mapping[
         ("validated on", f"{len(task.val):,} samples, precision {config.precision}"),
     ]
     if isinstance(data, ImageDataConfig):
-        crop = (
-            f"{data.test_size or data.image_size} px, crop {data.crop_pct:g}, {data.interpolation}"
-        )
+        size = data.test_size or data.image_size
+        crop = f"{size} px, crop {data.crop_pct:g}, {data.interpolation}"
         rows.append(("images", crop))
     rows += [
         (record["kind"], "  ".join(f"{k} {v:.4f}" for k, v in record["metrics"].items()))

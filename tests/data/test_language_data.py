@@ -95,7 +95,7 @@ def test_a_text_takes_named_sets_of_its_tokenizer(
         ({"name": "book", "mix": {"a": 1.0}}, "data=book takes no data.mix"),
         ({"name": "book"}, "data=book needs data.tokenizer and data.val_fraction"),
         ({"context": 10**6}, "the part 'train' of {}/out has "),
-        ({"context": 1500}, "the part 'val' of {}/out has "),
+        ({"context": 5000}, "the part 'val' of {}/out has "),
         ({"val": {"a/b": "{}/out"}}, "data.val.a/b: a name has letters"),
         ({"val": {"c4": "{}/no"}}, "data.val.c4='{}/no' does not exist"),
         ({"path": "{}", "mix": {"out": 1.0, "no": 1.0}}, "data.mix.no='{}/no' does not exist"),

@@ -101,7 +101,9 @@ def test_bf16_autocast_keeps_a_bf16_cache() -> None:
     model = Transformer(SHAPE)
     with torch.autocast("cpu", torch.bfloat16):
         assert generate(model, prompt(2, 3), 4, seed=0).shape == (2, 7)
-        assert model.new_cache(torch.zeros(1, dtype=torch.int64), 4)._memory.dtype == torch.bfloat16
+        cache = model.new_cache(torch.zeros(2, dtype=torch.int64), 4)
+        model.decode(prompt(2, 3), cache)
+    assert cache._room[0].dtype == torch.bfloat16
 
 
 def test_a_prompt_longer_than_the_context_is_kept_and_cropped() -> None:

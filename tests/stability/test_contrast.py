@@ -123,8 +123,8 @@ def test_the_range_of_fp16_alone_can_end_poly_relu(seed: int, small) -> None:
 def test_plain_poly_norm_has_no_finite_gradient_for_small_rows(
     seed: int, small, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def plain(x, weight, bias, eps, *, dim):
-        assert (eps, dim) == (EPS, -1)
+    def plain(x, weight, bias, eps, *, dim, group):
+        assert (eps, dim, group) == (EPS, -1, None)
         return CONTENDERS["polynorm"].plain(x, weight) + bias
 
     recipe = Recipe(lr=1e-3, steps=4, gain=0.35, precision="fp16-weights")

@@ -11,7 +11,7 @@ __all__ = ["Continuation"]
 
 
 class Continuation:
-    r"""Turn the tokens of one continuation into text, and find its end.
+    """Turn the tokens of one continuation into text, and find its end.
 
     A character whose bytes come in several tokens is shown when it is whole; text that may turn
     out to begin one of ``stops`` is held back until it is known.
@@ -27,11 +27,11 @@ class Continuation:
 
     Example:
         >>> from polyvision.data.tokenizers import ByteTokenizer
-        >>> said = Continuation(ByteTokenizer(), stops=["\n"])
-        >>> [said.add(byte) for byte in "yé\nno".encode()]
-        ['y', '', 'é', '', '', '']
+        >>> said = Continuation(ByteTokenizer(), stops=["es"])
+        >>> [said.add(byte) for byte in b"yes!"]
+        ['y', '', '', '']
         >>> said.text, said.tokens, said.ended
-        ('yé', 4, 'stop text')
+        ('y', 3, 'stop text')
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from polyvision.analysis.language.corpora import Tokens, open_tokens
-from polyvision.analysis.language.harness import PRESETS, evaluate_tasks
+from polyvision.analysis.language.harness import PRESETS, evaluate_tasks, require_harness
 from polyvision.analysis.language.perplexity import score_tokens
 from polyvision.analysis.language.requests import Answerer
 from polyvision.analysis.language.trained import (
@@ -207,3 +207,5 @@ def _check(arguments: argparse.Namespace) -> None:
     folder: Path | None = arguments.task_folder
     if folder is not None and not folder.is_dir():
         raise PolyvisionError(f"--task-folder {folder} is not a folder")
+    if arguments.tasks:
+        require_harness()

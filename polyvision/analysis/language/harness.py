@@ -13,7 +13,7 @@ from typing import Any
 from polyvision.analysis.language.requests import Answerer
 from polyvision.errors import PolyvisionError, unknown
 
-__all__ = ["PRESETS", "evaluate_tasks", "harness_model", "task_names"]
+__all__ = ["PRESETS", "evaluate_tasks", "harness_model", "require_harness", "task_names"]
 
 # Zhuo et al. 2024, https://arxiv.org/abs/2411.03884: all of section 4; Table 1; Table 3.
 PRESETS: dict[str, tuple[str, ...]] = {
@@ -56,6 +56,15 @@ def _package(name: str) -> Any:
         raise PolyvisionError(
             "--tasks needs the package lm-eval: pip install 'polyvision[eval]'"
         ) from None
+
+
+def require_harness() -> None:
+    """Check that the package is there, before anything else takes time.
+
+    Raises:
+        PolyvisionError: it is not installed.
+    """
+    _package("lm_eval.api.model")
 
 
 def task_names(asked: Sequence[str]) -> list[str]:
