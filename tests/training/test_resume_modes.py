@@ -9,8 +9,7 @@ from torch import nn
 
 SHORT = ["trainer.max_epochs=1", "trainer.checkpoint_every_n_steps=2", "trainer.histograms=false"]
 SHORT += ["data.options.samples=40", "recipe.batch_size=8"]  # four steps
-COMPILE = ["trainer.compile=true", "recipe.ema_decay=0.9"]
-BACKENDS = [("eager", "relu"), pytest.param("inductor", "polynorm", marks=pytest.mark.slow)]
+COMPILE = ["trainer.compile=true", "recipe.ema_decay=0.9", "act=relu"]
 
 
 def broken_and_whole(train, tmp_path, break_at, *more):
@@ -49,19 +48,16 @@ def test_the_loss_scale_goes_on(train, tmp_path, break_at, monkeypatch):
     assert [s for _, s in series(whole, "optim/loss_scale")] == [256.0, 512.0, 1024.0, 2048.0]
 
 
-@pytest.mark.parametrize(("backend", "act"), BACKENDS)
-def test_a_compiled_run_goes_on_and_its_keys_are_clean(
-    backend, act, train, tmp_path, break_at, monkeypatch
-):
+def test_a_compiled_run_goes_on_and_its_keys_are_clean(train, tmp_path, break_at, monkeypatch):
     torch._dynamo.reset()
     compiled, original = [], nn.Module.compile
 
     def compile_with(self):
         compiled.append(self)
-        original(self, backend=backend)
+        original(self, backend="eager")  # traced, but not built: that takes minutes
 
     monkeypatch.setattr(nn.Module, "compile", compile_with)
-    broken, whole = broken_and_whole(train, tmp_path, break_at, *COMPILE, f"act={act}")
+    broken, whole = broken_and_whole(train, tmp_path, break_at, *COMPILE)
     assert len(compiled) == 3
     state = check_equal(broken, whole, "val_ema/loss")
     assert torch._dynamo.utils.counters["frames"]["ok"] > 0

@@ -52,12 +52,12 @@ def test_two_activations_make_two_runs(overrides, tmp_path):
     assert "Run 2 of 2: " in output
 
 
-def test_sigkill_then_resume_ends_like_an_unbroken_run(overrides, tmp_path):
-    arguments = [*overrides["language"], "trainer.checkpoint_every_n_steps=3"]
-    arguments += ["trainer.max_epochs=3"]
-    finish(start("language", *arguments, f"run_root={tmp_path}/whole"))
-    process = start("language", *arguments)
-    folder = tmp_path / "runs" / "language" / "text" / "lm_tiny" / "polynorm" / "seed0"
+def killed_and_resumed(task, arguments, tmp_path):
+    """Return the folders of an unbroken run, and of one that was killed after a checkpoint."""
+    finish(start(task, *arguments, f"run_root={tmp_path}/whole"))
+    (whole,) = tmp_path.glob("whole/*/*/*/*/seed0")
+    folder = tmp_path / "runs" / whole.relative_to(tmp_path / "whole")
+    process = start(task, *arguments)
     deadline = time.monotonic() + 200
     while time.monotonic() < deadline and process.poll() is None:
         if (folder / "checkpoints" / "last.ckpt").exists():
@@ -66,12 +66,30 @@ def test_sigkill_then_resume_ends_like_an_unbroken_run(overrides, tmp_path):
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert not (folder / "summary.json").exists()
-    finish(start("language", *arguments, "resume=auto"))
-    (whole,) = tmp_path.glob("whole/*/*/*/*/seed0")
+    finish(start(task, *arguments, "resume=auto"))
+    return whole, folder
+
+
+def test_sigkill_then_resume_ends_like_an_unbroken_run(overrides, tmp_path):
+    arguments = [*overrides["language"], "trainer.checkpoint_every_n_steps=3"]
+    whole, folder = killed_and_resumed("language", [*arguments, "trainer.max_epochs=3"], tmp_path)
     last = [json.loads((f / "summary.json").read_text())["shown"] for f in (whole, folder)]
     assert last[0] == last[1]
     steps = [row["step"] for row in rows_of(folder) if "train/loss" in row]
     assert steps == list(range(1, len(steps) + 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_sigkill_of_images_with_workers_changes_no_step(workers, overrides, tmp_path):
+    arguments = [*overrides["vision"], f"data.workers={workers}", "recipe.mix.mixup=0.2"]
+    arguments += ["recipe.ema_decay=0.9", "recipe.augment.auto_augment=rand-m6-mstd0.5-inc1"]
+    arguments += ["trainer.checkpoint_every_n_steps=4", "trainer.max_epochs=3"]
+    whole, folder = killed_and_resumed("vision", arguments, tmp_path)
+    for tag in ("train/loss", "val/loss", "val_ema/loss"):
+        rows = [[(r["step"], r[tag]) for r in rows_of(f) if tag in r] for f in (whole, folder)]
+        assert rows[0] == rows[1]
+        assert len(rows[0]) == (27 if tag == "train/loss" else 3)
 
 
 def test_two_processes_compute_what_one_does(overrides, tmp_path):
