@@ -67,17 +67,16 @@ def sum_of_sizes(
     formula: Callable[..., Tensor], inputs: list[Tensor | None], position: int, grad: Tensor
 ) -> Tensor:
     """Return what the gradient of a coefficient would be if no two of its terms cancelled."""
-    value, columns = inputs[position], []
-    for column in range(value.numel()):
-        direction = torch.zeros_like(value)
-        direction.view(-1)[column] = 1
+    value = inputs[position]
+    directions = torch.eye(value.numel(), dtype=value.dtype).view(-1, *value.shape)
 
+    def size(direction: Tensor) -> Tensor:
         def along(v: Tensor) -> Tensor:
             return formula(*inputs[:position], v, *inputs[position + 1 :])
 
-        change = torch.func.jvp(along, (value,), (direction,))[1]
-        columns.append((grad * change).abs().sum())
-    return torch.stack(columns).view_as(value)
+        return (grad * torch.func.jvp(along, (value,), (direction,))[1]).abs().sum()
+
+    return torch.func.vmap(size, chunk_size=64)(directions).view_as(value)
 
 
 def size_of_dx(inputs: list[Tensor | None], grad: Tensor) -> Tensor:

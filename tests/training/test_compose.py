@@ -88,8 +88,11 @@ def test_a_sweep_makes_every_combination():
         ("trainer.max_epochs=abc", "trainer.max_epochs must be an integer, got 'abc'"),
         ("trainer.max_epochs=0", "trainer.max_epochs must be at least 1, got 0"),
         ("trainer.max_epochs=1.5", "trainer.max_epochs must be an integer, got 1.5"),
-        ("trainer.devices=two", "trainer.devices must be an integer or 'auto', got 'two'"),
-        ("trainer.devices=0", "trainer.devices must be an integer or 'auto', got 0"),
+        (
+            "trainer.devices=two",
+            "trainer.devices must be an integer at least 1 or 'auto', got 'two'",
+        ),
+        ("trainer.devices=0", "trainer.devices must be an integer at least 1 or 'auto', got 0"),
         ("seed=-1", "seed must be at least 0, got -1"),
         ("precision=fp8", "unknown precision 'fp8'"),
         ("recipe.lr=inf", "recipe.lr must be finite, got inf"),
