@@ -199,7 +199,7 @@ def load_strictly(model: nn.Module, tensors: Mapping[str, Tensor], source: str) 
     if wrong:
         shown = ", ".join(wrong[:4]) + (", ..." if len(wrong) > 4 else "")
         raise PolyvisionError(
-            f"{source} does not fit the network that is described beside it: {len(wrong)} entries "
+            f"{source} does not fit the model that is described beside it: {len(wrong)} entries "
             f"are missing, new or of another shape ({shown})"
         )
     model.load_state_dict(dict(tensors))

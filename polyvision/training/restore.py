@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import torch
 import yaml
 
 from polyvision.errors import PolyvisionError
+from polyvision.models.saved import load_strictly
 from polyvision.training.checkpoint import AtomicCheckpointIO
 from polyvision.training.compose import config_from_plain
 from polyvision.training.module import TaskModule
@@ -63,7 +61,7 @@ def load_model(path: str | Path) -> Restored:
     domain = importlib.import_module(f"polyvision.training.{config.task}")
     task: Task = domain.build_task(config)
     module = task.module(task.model, config.recipe, seed=config.seed, total_steps=1, epoch_steps=1)
-    _load(module, state["state_dict"], checkpoint)
+    load_strictly(module, state["state_dict"], str(checkpoint))
     return Restored(module.eval(), task, config, run, checkpoint, int(state["global_step"]))
 
 
@@ -100,17 +98,3 @@ def _config(path: Path) -> Config:
         )
     config = dataclasses.replace(config, finetune=None)
     return config
-
-
-def _load(module: TaskModule, weights: Mapping[str, Any], checkpoint: Path) -> None:
-    own = module.state_dict()
-    wrong = [k for k in own if k not in weights or weights[k].shape != own[k].shape]
-    wrong += [k for k in weights if k not in own]
-    if wrong:
-        shown = ", ".join(wrong[:4]) + (", ..." if len(wrong) > 4 else "")
-        raise PolyvisionError(
-            f"{checkpoint} does not fit the model that its run's config.yaml describes: "
-            f"{len(wrong)} entries are missing, new or of another shape ({shown})"
-        )
-    with torch.no_grad():
-        module.load_state_dict(dict(weights))
