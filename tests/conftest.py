@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,6 +37,37 @@ def pytest_sessionstart() -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+HOLDER = """
+import fcntl, sys, time
+with open(sys.argv[1], "a+") as file:
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    file.truncate(0)
+    file.write("4711"), file.flush()
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+Hold = Callable[[Path], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def hold() -> Iterator[Hold]:
+    """Lock a folder from another process, which is returned."""
+    holders: list[subprocess.Popen[bytes]] = []
+
+    def start(folder: Path) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-S", "-c", HOLDER, str(folder / ".lock")]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        holders.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        return process
+
+    yield start
+    for process in holders:
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture(scope="session")

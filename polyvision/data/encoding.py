@@ -40,7 +40,7 @@ def encode_in_order(
         workers: processes; 1 encodes in this one.
 
     Raises:
-        PolyvisionError: a process died.
+        PolyvisionError: a process died, or could not be started.
     """
     if workers == 1:
         yield ((number, piece, _encode(tokenizer, piece.text)) for number, piece in items)
@@ -66,7 +66,14 @@ def _through(
 ) -> Iterator[tuple[int, Piece, Encoded]]:
     waiting: deque[tuple[list[Item], Future[list[Encoded]]]] = deque()
     for batch in _batches(items):
-        waiting.append((batch, pool.submit(_work, [piece.text for _, piece in batch])))
+        try:
+            future = pool.submit(_work, [piece.text for _, piece in batch])
+        except OSError as error:
+            raise PolyvisionError(
+                f"a worker process cannot be started ({error.strerror}): run the same command "
+                "again with fewer --workers, it goes on where it stopped"
+            ) from None
+        waiting.append((batch, future))
         if len(waiting) > ahead:
             yield from _results(*waiting.popleft())
     while waiting:

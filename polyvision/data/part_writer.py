@@ -32,6 +32,9 @@ class PartWriter:
         tokenizer: fingerprint of the tokenizer.
         shard_tokens: a shard ends with the document that reaches this many tokens.
         state: what ``state`` returned; None to begin.
+
+    Raises:
+        PolyvisionError: files lack what ``state`` counted.
     """
 
     def __init__(
@@ -66,8 +69,14 @@ class PartWriter:
             self._ends_file.unlink(missing_ok=True)
         self._partial.touch()
         self._ends_file.touch()
-        _cut(self._ends_file, 8 * self._documents)
-        _cut(self._partial, HEADER_BYTES + self._tokens * self.dtype.itemsize)
+        tokens_end = HEADER_BYTES + self._tokens * self.dtype.itemsize
+        for path, size in ((self._ends_file, 8 * self._documents), (self._partial, tokens_end)):
+            if state and path.stat().st_size < size:
+                raise PolyvisionError(
+                    f"{path} is not whole: less than {size:,} bytes are there, so the preparation "
+                    "cannot go on; --overwrite starts it again"
+                )
+            _cut(path, size)
         self._file = self._partial.open("ab")
 
     @property

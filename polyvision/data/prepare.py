@@ -23,9 +23,10 @@ import numpy as np
 
 from polyvision.data.corpus import INDEX, INDEX_VERSION, PROGRESS, TOKENIZER, Corpus
 from polyvision.data.encoding import Encoded, encode_in_order
+from polyvision.data.lock import LOCK, only_writer
 from polyvision.data.part_writer import PartWriter
 from polyvision.data.sources import Piece, Source, read_pieces
-from polyvision.data.tokenizer_spec import parse_tokenizer
+from polyvision.data.tokenizer_spec import TokenizerSpec, parse_tokenizer
 from polyvision.data.tokenizers import Tokenizer, tokenizer_from_json
 from polyvision.errors import PolyvisionError
 
@@ -101,35 +102,53 @@ def prepare(
     }
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if overwrite:
-            _clear(out)
-        noted = _noted(out, recipe)
-        if noted is None and (out / INDEX).exists():
+        if not overwrite and _noted(out, recipe) is None and (out / INDEX).exists():
             return Corpus(out, "--out")
-        if noted is None:
-            tokenizer = spec.make(_learn_from(sources, settings), end_token=True)
-            _write(out / TOKENIZER, tokenizer.to_json())
-        else:
-            tokenizer = tokenizer_from_json((out / TOKENIZER).read_text(encoding="utf-8"))
-        parts = _encode_all(sources, out, settings, recipe, tokenizer, noted, workers, on_progress)
-        index = {
-            "version": INDEX_VERSION,
-            "tokenizer": {
-                "sha256": tokenizer.fingerprint,
-                "vocab_size": tokenizer.vocab_size,
-                "end": tokenizer.end,
-            },
-            "settings": recipe,
-            "parts": parts,
-        }
-        _write(out / INDEX, json.dumps(index, indent=1) + "\n")
-        (out / PROGRESS).unlink()
+        with only_writer(out, "choose another --out"):
+            if overwrite:
+                _clear(out, recipe)
+            noted = _noted(out, recipe)  # again, now that nobody else writes
+            if noted is not None or not (out / INDEX).exists():
+                _go_on(sources, out, settings, recipe, spec, noted, workers, on_progress)
     except OSError as error:
         what = error.filename or "a shard"  # a full disk names no file
         raise PolyvisionError(
             f"--out {out}: cannot write {what}: {error.strerror}; the same command goes on"
         ) from None
     return Corpus(out, "--out")
+
+
+def _go_on(
+    sources: list[Source],
+    out: Path,
+    settings: Settings,
+    recipe: dict[str, Any],
+    spec: TokenizerSpec,
+    noted: dict[str, Any] | None,
+    workers: int,
+    on_progress: Callable[[int], None] | None,
+) -> None:
+    """Do what is left to do; the index comes last."""
+    if noted is None:  # claims the folder, for one that is killed before the first note
+        _write(out / PROGRESS, json.dumps({"settings": recipe}))
+    if (out / TOKENIZER).exists():
+        tokenizer = tokenizer_from_json((out / TOKENIZER).read_text(encoding="utf-8"))
+    else:
+        tokenizer = spec.make(_learn_from(sources, settings), end_token=True)
+        _write(out / TOKENIZER, tokenizer.to_json())
+    parts = _encode_all(sources, out, settings, recipe, tokenizer, noted, workers, on_progress)
+    index = {
+        "version": INDEX_VERSION,
+        "tokenizer": {
+            "sha256": tokenizer.fingerprint,
+            "vocab_size": tokenizer.vocab_size,
+            "end": tokenizer.end,
+        },
+        "settings": recipe,
+        "parts": parts,
+    }
+    _write(out / INDEX, json.dumps(index, indent=1) + "\n")
+    (out / PROGRESS).unlink()
 
 
 def _check(settings: Settings, workers: int) -> None:
@@ -202,7 +221,7 @@ def _encode_all(
     try:
         _check_parts(parts, len(sources))
     except PolyvisionError:
-        _clear(out)
+        _clear(out, recipe)
         raise
     return parts
 
@@ -280,11 +299,13 @@ def _noted(out: Path, recipe: dict[str, Any]) -> dict[str, Any] | None:
                 "--overwrite to prepare it again"
             )
         return found if name == PROGRESS else None
-    if any(out.iterdir()):
+    if any(path.name not in _BEGUN for path in out.iterdir()):
         raise PolyvisionError(f"--out {out} is not empty and not a prepared corpus: choose another")
     return None
 
 
+# All that may be there before the first note.
+_BEGUN = (LOCK, PROGRESS + ".partial")
 _LABELS = {"inputs": "names or sizes of the input files", "files": "number of input files"}
 
 
@@ -292,10 +313,15 @@ def _change(key: str, old: dict[str, Any], new: dict[str, Any]) -> str:
     return "changed" if key == "inputs" else f"{old.get(key)!r} then, {new[key]!r} now"
 
 
-def _clear(out: Path) -> None:
-    """Delete what an earlier preparation wrote, and nothing else."""
+def _clear(out: Path, recipe: dict[str, Any]) -> None:
+    """Delete what an earlier preparation wrote, and nothing else.
+
+    The marks of a corpus go last, so that one which is killed here can be cleared again.
+    """
     if (out / INDEX).exists() or (out / PROGRESS).exists():
-        for pattern in (INDEX, PROGRESS, "*.bin", "*.partial", TOKENIZER):
+        (out / TOKENIZER).unlink(missing_ok=True)
+        _write(out / PROGRESS, json.dumps({"settings": recipe}))  # the notes hold no more
+        for pattern in (INDEX, "train-*", "val-*", "*.partial", PROGRESS):
             for path in out.glob(pattern):
                 path.unlink()
 

@@ -25,10 +25,11 @@ import torch
 import yaml
 
 import polyvision
+from polyvision.data.lock import only_writer
 from polyvision.errors import PolyvisionError
 from polyvision.training.compose import completed
 from polyvision.training.schema import Config
-from polyvision.training.storage import explained, only_writer, write_whole
+from polyvision.training.storage import explained, write_whole
 
 __all__ = ["Run", "config_differences", "hold_run", "open_run", "plan_run", "write_json"]
 
@@ -139,7 +140,7 @@ def hold_run(config: Config, plan: Run) -> Iterator[Run]:
 
 def _lock(stack: ExitStack, run: Run) -> None:
     try:
-        stack.enter_context(only_writer(run.folder))
+        stack.enter_context(only_writer(run.folder, "leave resume= out to start a run beside it"))
     except OSError as error:
         raise PolyvisionError(f"cannot write {run.folder}: {error.strerror}") from error
 

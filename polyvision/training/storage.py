@@ -1,22 +1,16 @@
-"""Files of a run folder: whole or absent, of one writer, and errors that say what to do."""
+"""Files of a run folder: whole or absent, and errors that say what to do."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from polyvision.errors import PolyvisionError
 
-if sys.platform != "win32":
-    import fcntl
+__all__ = ["explained", "write_whole"]
 
-__all__ = ["explained", "only_writer", "write_whole"]
-
-_LOCK_FILE = ".lock"
 # A failed write tells no file name, since only the descriptor was at hand.
 _STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG}
 
@@ -30,36 +24,6 @@ def write_whole(path: Path, text: str) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-
-
-@contextlib.contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing to a run folder while the block runs.
-
-    The system drops the lock when the process ends, however it ends. Where the file system has no
-    locks, there is no protection.
-
-    Raises:
-        PolyvisionError: another process holds the folder.
-    """
-    if sys.platform == "win32":  # no such locks
-        yield
-        return
-    with (folder / _LOCK_FILE).open("a+") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError) as error:
-            file.seek(0)
-            raise PolyvisionError(
-                f"{folder} is in use by another process ({file.read().strip() or 'unknown'}): wait "
-                f"until it ends, or leave resume= out to start a run beside it"
-            ) from error
-        except OSError:
-            pass
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        yield
 
 
 @contextlib.contextmanager

@@ -148,6 +148,95 @@ def test_a_kill_between_the_last_shard_and_the_index(
     assert content(texts.parent / "killed") == content(texts.parent / "whole")
 
 
+@pytest.mark.parametrize("place", ["learning", "tokenizer", "writers"])
+def test_a_kill_before_the_first_document(
+    place: str, texts: Path, prepared: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(*_: Any, **__: Any) -> None:
+        raise Kill
+
+    write = module._write
+    prepared(texts, out="whole", tokenizer="bpe:270")
+    with monkeypatch.context() as patched:
+        if place == "learning":
+            patched.setattr(module, "_learn_from", kill)
+        elif place == "tokenizer":
+            patched.setattr(
+                module, "_write", lambda p, t: kill() if p.name == "tokenizer.json" else write(p, t)
+            )
+        else:
+            patched.setattr(module, "PartWriter", kill)
+        with pytest.raises(Kill):
+            prepared(texts, tokenizer="bpe:270")
+    with pytest.raises(PolyvisionError, match="other settings"):
+        prepared(texts)
+    prepared(texts, tokenizer="bpe:270")
+    assert content(texts.parent / "out") == content(texts.parent / "whole")
+
+
+@pytest.mark.parametrize("left", ["index.json", "train-00000.bin", "val-00000.bin", "progress"])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_kill_while_an_old_corpus_is_deleted(
+    left: str, again: bool, texts: Path, prepared: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared(texts, out="whole", seed=1)
+    prepared(texts)
+    unlink = Path.unlink
+
+    def until(path: Path, missing_ok: bool = False) -> None:
+        if path.name.startswith(left):
+            raise Kill
+        unlink(path, missing_ok)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", until)
+        with pytest.raises(Kill):
+            prepared(texts, overwrite=True, seed=1)
+    if left != "index.json" or again:  # with an index, it is still the old corpus
+        prepared(texts, overwrite=again, seed=1)
+        assert content(texts.parent / "out") == content(texts.parent / "whole")
+
+
+def test_notes_of_what_is_gone_are_refused(
+    texts: Path, prepared: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    def kill(_: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 8:
+            raise Kill
+
+    monkeypatch.setattr(module, "_NOTE_SECONDS", 0.0)
+    with pytest.raises(Kill):
+        prepared(texts, on_progress=kill)
+    out = texts.parent / "out"
+    (out / "train-00000.bin.partial").write_bytes(bytes(200))
+    with pytest.raises(PolyvisionError, match=r"bin.partial is not whole: .*--overwrite starts"):
+        prepared(texts)
+    prepared(texts, overwrite=True)
+    prepared(texts, out="whole")
+    assert content(out) == content(texts.parent / "whole")
+
+
+def test_a_folder_that_another_process_prepares_is_refused(
+    texts: Path, prepared: Prepare, hold: Callable[[Path], Any]
+) -> None:
+    (texts.parent / "out").mkdir()
+    process = hold(texts.parent / "out")
+    for overwrite in (False, True):
+        with pytest.raises(PolyvisionError, match=r"in use by another process \(4711\): wait"):
+            prepared(texts, overwrite=overwrite)
+    process.kill()
+    process.wait()
+    prepared(texts)
+    prepared(texts, out="whole")
+    assert content(texts.parent / "out") == content(texts.parent / "whole")
+    hold(texts.parent / "whole")
+    prepared(texts, out="whole")  # complete: nothing to write
+
+
 def test_a_document_longer_than_a_piece_is_one_document(tmp_path: Path, prepared: Prepare) -> None:
     text = "the whale and the sea " * 120_000
     (tmp_path / "long.txt").write_text(text)

@@ -2,8 +2,6 @@
 
 import errno
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,31 +11,11 @@ from polyvision.errors import PolyvisionError
 from polyvision.training.loggers import JsonLinesLogger, truncate_metrics
 from polyvision.training.module import TaskModule
 from polyvision.training.state import track
-from polyvision.training.storage import explained, only_writer, write_whole
-
-HOLDER = """
-import fcntl, sys, time
-with open(sys.argv[1], "a+") as file:
-    fcntl.lockf(file, fcntl.LOCK_EX)
-    file.truncate(0)
-    file.write("4711"), file.flush()
-    print("ready", flush=True)
-    time.sleep(60)
-"""
+from polyvision.training.storage import explained, write_whole
 
 
 def full(*_, **__):
     raise OSError(errno.ENOSPC, "No space left on device")
-
-
-@pytest.fixture
-def held(tmp_path):
-    """A folder that another process writes to; returns it with the process."""
-    command = [sys.executable, "-S", "-c", HOLDER, str(tmp_path / ".lock")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"ready\n"
-        yield tmp_path, process
-        process.kill()
 
 
 def test_a_failed_write_keeps_the_old_text(tmp_path, monkeypatch):
@@ -65,32 +43,18 @@ def test_metrics_survive_a_disk_that_is_full_at_the_resume(tmp_path, monkeypatch
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
 
 
-def test_a_folder_has_one_writer_until_that_process_is_gone(held):
-    folder, process = held
-    with pytest.raises(PolyvisionError, match=r"in use by another process \(4711\)"):
-        only_writer(folder).__enter__()
-    process.kill()
-    process.wait()
-    for _ in range(2):
-        with only_writer(folder):
-            pass
-
-
 def contents(folder):
     return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
 
 
-def test_a_second_resume_leaves_the_run_alone(train, tmp_path):
+def test_a_second_resume_leaves_the_run_alone(train, tmp_path, hold):
     train("language", "trainer.max_steps=2")
     (folder,) = tmp_path.glob("runs/*/*/*/*/seed0")
     (folder / "summary.json").unlink()
     before = contents(folder)
-    command = [sys.executable, "-S", "-c", HOLDER, str(folder / ".lock")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        process.stdout.readline()
-        with pytest.raises(PolyvisionError, match="leave resume= out to start a run beside it"):
-            train("language", "trainer.max_steps=2", "resume=auto")
-        process.kill()
+    hold(folder)
+    with pytest.raises(PolyvisionError, match="leave resume= out to start a run beside it"):
+        train("language", "trainer.max_steps=2", "resume=auto")
     assert contents(folder) == before
 
 
