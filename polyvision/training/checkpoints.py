@@ -2,35 +2,54 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.trainer.states import TrainerFn
 
 from polyvision.training.run import Run
+from polyvision.training.stopping import Stopped, Stopping
 
 __all__ = ["Checkpoints"]
 
 
 class Checkpoints(Callback):
-    """Save after each validation, every ``every_n_steps`` optimizer steps, and on SIGTERM.
+    """Save after each validation, every ``every_n_steps`` optimizer steps, and when asked to stop.
+
+    The last but one is kept as ``previous``, for the case that ``last`` is damaged later.
 
     Args:
         run: where to save.
         monitor: the validation metric that ``best`` follows.
         mode: ``max`` or ``min``.
         every_n_steps: optimizer steps between further saves; None for none.
+        stopping: tells whether to stop.
+        shared_batches: for each validation set the number of batches that every rank has.
     """
 
-    def __init__(self, run: Run, monitor: str, mode: str, every_n_steps: int | None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        monitor: str,
+        mode: str,
+        every_n_steps: int | None,
+        stopping: Stopping,
+        shared_batches: Sequence[int],
+    ) -> None:
         self.run = run
         self.monitor = monitor
         self.sign = 1.0 if mode == "max" else -1.0
         self.every_n_steps = every_n_steps
+        self.stopping = stopping
+        self.shared_batches = shared_batches
         self.best: float | None = None
-        self._saved_step = -1
+        self.saved_step = -1
+        self._last_is_sound = run.checkpoint is not None and run.checkpoint == run.last
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value so far."""
@@ -46,30 +65,72 @@ class Checkpoints(Callback):
         # A NaN never counts as best, nor does it keep later values from it.
         if math.isfinite(value) and (self.best is None or self.sign * (value - self.best) > 0):
             self.best = value
-            trainer.save_checkpoint(self.run.best, weights_only=True)
+            with self.stopping.held():
+                trainer.save_checkpoint(self.run.best, weights_only=True)
         self._save(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count from the step that the run goes on from."""
-        self._saved_step = trainer.global_step
+        self.saved_step = trainer.global_step
 
     def between_steps(self, trainer: Trainer) -> None:
         """Save at every n-th optimizer step, once; one later if that is the last of an epoch.
 
         Lightning writes the metrics of a step after its last hook, ``on_train_batch_end``. A run
         that is killed in between and goes on from that step would never write them.
+
+        Raises:
+            Stopped: a signal asked for it; the step is saved.
         """
         n = self.every_n_steps
-        if n and trainer.global_step // n > self._saved_step // n:
+        if n and trainer.global_step // n > self.saved_step // n:
             self._save(trainer)
+        number = self.stopping.asked(trainer)
+        if number:
+            if self.saved_step != trainer.global_step:
+                self._save(trainer)
+            raise Stopped(128 + number)
 
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
-        """Save when the scheduler of a cluster ends the job; Lightning raises between steps."""
-        if isinstance(exception, SIGTERMException):
+        """Stop if asked to; a run that goes on from here validates the same step from the start.
+
+        Raises:
+            Stopped: a signal asked for it; the step is saved.
+        """
+        if batch_idx >= self.shared_batches[dataloader_idx]:
+            return  # other ranks have no such batch, and could not answer
+        number = self.stopping.asked(trainer)
+        if not number:
+            return
+        if trainer.state.fn == TrainerFn.FITTING:  # otherwise after the last step, which is saved
+            # What Lightning calls a validation that was stopped at its first batch, and repeats.
+            progress = trainer.fit_loop.epoch_loop.val_loop.batch_progress
+            progress.reset()
+            progress.increment_ready()
+            progress.increment_started()
             self._save(trainer)
+        raise Stopped(128 + number)
 
     def _save(self, trainer: Trainer) -> None:
-        self._saved_step = trainer.global_step
-        trainer.save_checkpoint(self.run.last, weights_only=False)
+        with self.stopping.held():
+            if trainer.is_global_zero and self._last_is_sound:
+                self._keep_last()
+            trainer.save_checkpoint(self.run.last, weights_only=False)
+        self.saved_step = trainer.global_step
+        self._last_is_sound = True
+
+    def _keep_last(self) -> None:
+        """Give the file a second name; ``last`` then becomes another file, and is never missing."""
+        link = self.run.previous.with_name(f".{self.run.previous.name}.partial")
+        with contextlib.suppress(OSError):  # a file system without hard links: none is kept
+            link.unlink(missing_ok=True)
+            os.link(self.run.last, link)
+            link.replace(self.run.previous)

@@ -8,18 +8,16 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from polyvision.training.signals import handling
+
 __all__ = ["Child", "command_of_this_program", "describe_code", "run_children"]
 
 _POLL_SECONDS = 0.05
-_FORWARDED = [
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +36,9 @@ def run_children(
 ) -> tuple[list[int | None], int | None]:
     """Run the commands in order, as many at a time as there are slots.
 
-    SIGINT, SIGTERM and SIGHUP are passed on to the children, once for each time they arrive here:
-    a child has a process group of its own, so the terminal's Ctrl-C does not reach it as well.
-    After the first, no further command is started.
+    Signals that ask for an end (``signals.ENDING``) are passed on to the children, once for each
+    time they arrive here: a child has a process group of its own, so the terminal's Ctrl-C does not
+    reach it as well. After the first, no further command is started.
 
     Args:
         children: the commands.
@@ -93,16 +91,8 @@ def _forwarding(
         for _, process in list(running.values()):
             process.send_signal(number)
 
-    before = {}
-    if threading.current_thread() is threading.main_thread():  # only it may set handlers
-        # What is ignored stays so: nohup does that with SIGHUP, a shell's & with SIGINT.
-        mine = [s for s in _FORWARDED if signal.getsignal(s) != signal.SIG_IGN]
-        before = {s: signal.signal(s, forward) for s in mine}
-    try:
+    with handling(forward):
         yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _start(child: Child, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:

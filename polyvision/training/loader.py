@@ -8,6 +8,7 @@ place is kept as a number of samples of all ranks, so that their number may chan
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sized
 from typing import Any, Protocol, cast, runtime_checkable
@@ -19,7 +20,14 @@ from polyvision.training.order import Key, Order
 from polyvision.training.seeding import seed_all
 from polyvision.training.workers import Collate, data_loader, whole
 
-__all__ = ["MapDataset", "OrderedSamples", "TrainLoader", "ValLoader", "val_loader"]
+__all__ = [
+    "MapDataset",
+    "OrderedSamples",
+    "TrainLoader",
+    "ValLoader",
+    "shared_batches",
+    "val_loader",
+]
 
 
 def _nothing() -> None:
@@ -74,21 +82,22 @@ class TrainLoader:
 
     Args:
         samples: the data set, which is shuffled here, or one with an order of its own.
-        batch_size: samples per batch and rank; an incomplete last batch is left out.
+        batch_size: samples per batch and rank.
         seed: seed of the order and of each sample's randomness.
         workers: loader processes.
         collate: joins samples to a batch; None for torch's default.
         world_size: number of ranks that share each epoch.
         repeats: how often each chosen sample comes in an epoch, differently augmented; see
             ``Order``.
+        accumulate: batches of an optimizer step; an incomplete last step is left out.
 
     Attributes:
-        between: called between two batches, when all that concerns the first is done; the end of
-            an epoch is not between two.
+        between: called between two steps, when all that concerns the first is done; the end of an
+            epoch is not between two.
         waited: seconds spent so far on waiting for batches, or on making them without workers.
 
     Raises:
-        ValueError: the data set is smaller than one batch of all ranks.
+        ValueError: the data set is smaller than one step of all ranks.
     """
 
     def __init__(
@@ -101,6 +110,7 @@ class TrainLoader:
         collate: Collate | None = None,
         world_size: int = 1,
         repeats: int = 1,
+        accumulate: int = 1,
     ) -> None:
         self.samples = samples
         self.batch_size = batch_size
@@ -111,7 +121,13 @@ class TrainLoader:
         self.waited = 0.0
         ordered = isinstance(samples, OrderedSamples)
         self._order = Order(
-            len(samples), batch_size, world_size, seed, repeats=repeats, shuffled=not ordered
+            len(samples),
+            batch_size,
+            world_size,
+            seed,
+            repeats=repeats,
+            shuffled=not ordered,
+            accumulate=accumulate,
         )
         self._epoch = -1
         self._position = 0
@@ -121,7 +137,7 @@ class TrainLoader:
         if len(self) == 0:
             raise PolyvisionError(
                 f"{len(samples)} training samples do not fill one batch of "
-                f"{self._order.batch}: lower recipe.batch_size or give more data"
+                f"{self._order.step}: lower recipe.batch_size or give more data"
             )
 
     def __len__(self) -> int:
@@ -142,7 +158,8 @@ class TrainLoader:
             self._position += 1
             self._next = self._place(self._epoch, self._position)
             yield batch
-            self.between()
+            if self._position % self._order.accumulate == 0:
+                self.between()
 
     def close(self) -> None:
         """End the worker processes."""
@@ -177,7 +194,7 @@ class TrainLoader:
     def _layout(self) -> dict[str, int | str]:
         layout: dict[str, int | str] = {
             "samples": len(self.samples),
-            "batch": self._order.batch,
+            "batch": self._order.step,
             "seed": self.seed,
             "repeats": self._order.repeats,
         }
@@ -194,7 +211,7 @@ class TrainLoader:
         """Go to the place that ``state`` names.
 
         Raises:
-            ValueError: the state is of other data, another seed or another batch of all ranks.
+            ValueError: the state is of other data, another seed or another batch of a step.
         """
         then, now = state["layout"], self._layout()
         other = [k for k in {**then, **now} if then.get(k) != now.get(k)]
@@ -252,3 +269,8 @@ def val_loader(
     return ValLoader(
         data_loader(shard, workers, collate, batch_size=batch_size, persistent_workers=keep)
     )
+
+
+def shared_batches(samples: Sized, batch_size: int, world_size: int) -> int:
+    """Return the batches of ``val_loader`` that each rank has; some may have one more."""
+    return math.ceil(len(samples) // world_size / batch_size)

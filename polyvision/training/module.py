@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from polyvision.errors import PolyvisionError
 from polyvision.training.averaging import WeightAverage, averaged_tag
+from polyvision.training.checkpoint import split_anew
 from polyvision.training.diagnose import first_non_finite
 from polyvision.training.optimization import build_optimizer, build_schedule
 from polyvision.training.schema import RecipeConfig
@@ -133,12 +134,16 @@ class TaskModule(LightningModule):
             self.average.update(self.model, self.global_step + 1)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the averaged weights, under ``ema``, to the trained ones."""
+        """Add the averaged weights, under ``ema``, and how many passes a step has."""
+        checkpoint["accumulate"] = self.recipe.accumulate
         if self.average:
             checkpoint["ema"] = self.average.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the averaged weights."""
+        """Restore the averaged weights; go on at the same step if steps are split differently."""
+        then, now = checkpoint.get("accumulate", self.recipe.accumulate), self.recipe.accumulate
+        if then != now:
+            split_anew(checkpoint["loops"], then, now)
         if self.average:
             self.average.load_state_dict(checkpoint["ema"])
 

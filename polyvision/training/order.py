@@ -28,7 +28,7 @@ class Order:
 
     Attributes:
         samples: size of the data set.
-        batch_size: samples per batch and rank; an incomplete last batch is left out.
+        batch_size: samples per batch and rank.
         world_size: number of ranks that share each epoch.
         seed: seed of the permutations.
         repeats: how often each chosen sample comes in an epoch. As in timm and DeiT an epoch stays
@@ -36,6 +36,8 @@ class Order:
             about n / repeats differ (Hoffer et al. 2019, "Augment your batch",
             https://arxiv.org/abs/1901.09335). The copies go to different ranks.
         shuffled: whether each epoch has a permutation of its own, or goes from 0 upwards.
+        accumulate: batches of an optimizer step; an incomplete last step is left out. The samples
+            of a step are the same however it is split over ranks and batches.
     """
 
     samples: int
@@ -44,18 +46,24 @@ class Order:
     seed: int
     repeats: int = 1
     shuffled: bool = True
+    accumulate: int = 1
 
     @property
     def batch(self) -> int:
         """Samples of all ranks in a batch."""
         return self.batch_size * self.world_size
 
+    @property
+    def step(self) -> int:
+        """Samples of an optimizer step."""
+        return self.batch * self.accumulate
+
     def __len__(self) -> int:
         """Batches of this rank in an epoch."""
         length = self.samples
         if self.repeats > 1 and length >= _ROUND:
             length -= length % _ROUND
-        return length // self.batch
+        return length // self.step * self.accumulate
 
     def epoch(self, epoch: int, position: int = 0) -> Iterator[list[Key]]:
         """Yield the batches of one epoch, from ``position`` on."""

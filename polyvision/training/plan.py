@@ -72,6 +72,7 @@ def train_batches(config: Config, hardware: Hardware, task: Task) -> TrainLoader
         collate=task.collate,
         world_size=hardware.devices,
         repeats=recipe.repeats if isinstance(recipe, VisionRecipeConfig) else 1,
+        accumulate=recipe.accumulate,
     )
 
 
@@ -110,7 +111,7 @@ def count_steps(config: Config, loader: TrainLoader, task: Task) -> Steps:
     """
     recipe = config.recipe
     batch = _step_samples(config, task)
-    epoch = math.ceil(len(loader) / recipe.accumulate)
+    epoch = len(loader) // recipe.accumulate
     total = epoch * config.trainer.max_epochs
     warmup, schedule = recipe.warmup_epochs * epoch, None
     if isinstance(recipe, LanguageRecipeConfig):

@@ -2,7 +2,7 @@
 
     runs/<task>/<data>/<model>[-<experiment>]/<act>/seed<seed>[-2, -3, ...]
         config.yaml  environment.json  metrics.jsonl  summary.json  events.out.tfevents...
-        checkpoints/last.ckpt  checkpoints/best.ckpt
+        checkpoints/last.ckpt  checkpoints/previous.ckpt  checkpoints/best.ckpt
 
 No name holds a ``=``: Hydra could not take such a path as an override.
 """
@@ -33,7 +33,9 @@ from polyvision.training.storage import explained, write_whole
 
 __all__ = ["Run", "config_differences", "hold_run", "open_run", "plan_run", "write_json"]
 
-# Keys that may change when a run goes on: they do not touch what is computed.
+# Keys that may change when a run goes on: they do not touch what is computed. Devices and passes
+# share the same samples of a step in another way: sums are rounded differently, dropout and mixing
+# draw other numbers, batch norms see smaller or larger batches.
 _FREE_KEYS = frozenset(
     {
         "resume",
@@ -42,6 +44,7 @@ _FREE_KEYS = frozenset(
         "data.workers",
         "data.root",
         "data.path",
+        "recipe.accumulate",
         "trainer.devices",
         "trainer.log_every_n_steps",
         "trainer.checkpoint_every_n_steps",
@@ -78,6 +81,11 @@ class Run:
     def last(self) -> Path:
         """The checkpoint that holds everything needed to go on."""
         return self.checkpoints / "last.ckpt"
+
+    @property
+    def previous(self) -> Path:
+        """The one before ``last``, to go on from if that is damaged."""
+        return self.checkpoints / "previous.ckpt"
 
     @property
     def best(self) -> Path:
@@ -228,7 +236,8 @@ def _named(path: Path, config: Config) -> Run:
 def _existing(folder: Path, config: Config) -> Run:
     run = Run(folder)
     recorded = folder / "config.yaml"
-    if recorded.exists() and (run.last.exists() or run.summary() is not None):
+    found = next((path for path in (run.last, run.previous) if path.exists()), None)
+    if recorded.exists() and (found is not None or run.summary() is not None):
         differences = config_differences(_settings(recorded), config.plain())
         if differences:
             lines = "; ".join(f"{k}: {old!r} then, {new!r} now" for k, old, new in differences)
@@ -236,7 +245,7 @@ def _existing(folder: Path, config: Config) -> Run:
                 f"cannot resume {folder}: the configuration differs ({lines}). "
                 f"Use the same values, or leave resume= out to start a new run"
             )
-    return Run(folder, run.last if run.last.exists() else None)
+    return Run(folder, found)
 
 
 def _settings(recorded: Path) -> dict[str, Any]:

@@ -13,9 +13,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from polyvision.errors import PolyvisionError
 from polyvision.training.analyses import Analyses, probe
 from polyvision.training.board import Board, run_card
 from polyvision.training.callbacks import Console
@@ -23,16 +21,18 @@ from polyvision.training.checkpoint import AtomicCheckpointIO
 from polyvision.training.checkpoints import Checkpoints
 from polyvision.training.cost import Cost, estimate_cost
 from polyvision.training.hardware import Hardware, resolve_hardware
-from polyvision.training.loader import TrainLoader, ValLoader, val_loader
+from polyvision.training.loader import TrainLoader, ValLoader, shared_batches, val_loader
 from polyvision.training.loggers import JsonLinesLogger, truncate_metrics
 from polyvision.training.monitor import ActivationMonitor
 from polyvision.training.optimization import build_optimizer
 from polyvision.training.plan import Steps, count_steps, plan_rows, train_batches
 from polyvision.training.quiet import quiet
 from polyvision.training.report import format_summary, format_table
+from polyvision.training.resumption import check_files, place_in
 from polyvision.training.run import Run, hold_run, plan_run, write_json
 from polyvision.training.schema import Config
 from polyvision.training.state import track
+from polyvision.training.stopping import Stopped, Stopping
 from polyvision.training.storage import write_whole
 from polyvision.training.task import Task, follow_average
 from polyvision.training.throughput import Throughput
@@ -54,7 +54,7 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
         print(f"{plan.folder} has finished already; nothing to resume")
         print(format_summary(plan, finished), flush=True)
         return finished
-    first_step = _first_step(plan)
+    plan, first_step = place_in(plan)
     quiet()
     seed_everything(config.seed, verbose=False)
     # A checkpoint to go on from has the weights, wherever they came from at first.
@@ -70,7 +70,7 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
         print(format_table("Plan", rows), flush=True)
     if config.dry_run:
         return None
-    _same_files(plan, task)
+    check_files(plan, task)
     with hold_run(config, plan) as run:
         return _fit(config, hardware, task, loader, steps, cost, run, first_step, rows)
 
@@ -109,9 +109,19 @@ def _fit(
         steps.total,
         lambda: loader.waited,
     )
-    checkpoints = Checkpoints(run, task.monitor, task.mode, config.trainer.checkpoint_every_n_steps)
+    stopping = Stopping()
+    sets = (task.val, *task.named_val.values())
+    checkpoints = Checkpoints(
+        run,
+        task.monitor,
+        task.mode,
+        config.trainer.checkpoint_every_n_steps,
+        stopping,
+        [shared_batches(each, steps.batch_per_device, hardware.devices) for each in sets],
+    )
     trainer = _trainer(
         config,
+        run,
         hardware,
         steps,
         [board, JsonLinesLogger(run.folder / "metrics.jsonl")],
@@ -140,14 +150,14 @@ def _fit(
             stack.enter_context(closing(loader))
             for each in val:
                 stack.enter_context(closing(each))
+            stack.enter_context(stopping.listening(trainer))
             stack.enter_context(_recorded(run, board, trainer, task, facts, rows, first_step))
             trainer.fit(module, loader, val, ckpt_path=run.checkpoint)
             if task.monitor not in trainer.callback_metrics:  # stopped after the last step
                 trainer.validate(module, val, verbose=False)
-    except SystemExit as stop:  # so does Lightning end after Ctrl-C and SIGTERM
-        code = 143 if isinstance(stop, SIGTERMException) else 130
-        where = f"go on with resume={run.folder}" if run.last.exists() else "no checkpoint yet"
-        print(f"interrupted at step {trainer.global_step}: {where}", file=sys.stderr)
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop, Stopped) else 130  # Lightning ends so after Ctrl-C
+        _say_stopped(run, trainer, checkpoints)
         raise SystemExit(code) from None
     summary = _summary(settings, task, trainer, checkpoints, throughput)
     summary["seconds"] = round(time.monotonic() - started, 1)
@@ -157,6 +167,16 @@ def _fit(
         write_json(run.folder / "summary.json", summary)
         print(format_summary(run, summary), flush=True)
     return summary
+
+
+def _say_stopped(run: Run, trainer: Trainer, checkpoints: Checkpoints) -> None:
+    if not trainer.is_global_zero:
+        return
+    step, saved = trainer.global_step, checkpoints.saved_step
+    place = "" if saved == step else f", which goes on from step {saved}"
+    where = f"go on with resume={run.folder}{place}" if run.last.exists() else "no checkpoint yet"
+    with suppress(OSError):  # the terminal may be gone
+        print(f"interrupted at step {step}: {where}", file=sys.stderr)
 
 
 def _analyses(config: Config, task: Task, run: Run) -> list[Callback]:
@@ -195,31 +215,6 @@ def _recorded(
     board.end(success=True)
 
 
-def _first_step(plan: Run) -> int:
-    """Return the step that a run goes on from; refuse its checkpoint before anything is written."""
-    if plan.checkpoint is None:
-        return 0
-    state = AtomicCheckpointIO().load_checkpoint(plan.checkpoint)
-    if not isinstance(state, dict) or "global_step" not in state:
-        raise PolyvisionError(f"{plan.checkpoint} is not the checkpoint of a run")
-    if not state.get("optimizer_states"):
-        raise PolyvisionError(
-            f"{plan.checkpoint} holds weights only and cannot be resumed from: use {plan.last}"
-        )
-    return int(state["global_step"])
-
-
-def _same_files(plan: Run, task: Task) -> None:
-    """Refuse to go on with other classes, or another tokenizer, than the weights have learned."""
-    for name, text in task.files.items():
-        path = plan.folder / name
-        if plan.checkpoint is not None and path.is_file() and path.read_text() != text:
-            raise PolyvisionError(
-                f"cannot resume {plan.folder}: its {name} is not what the data gives now. Use the "
-                f"same data, or leave resume= out to start a new run"
-            )
-
-
 def _prepare_folder(run: Run, task: Task, first_step: int) -> None:
     """Write the task's files; drop what a resumed run will write again."""
     for name, text in task.files.items():
@@ -235,6 +230,7 @@ def _prepare_folder(run: Run, task: Task, first_step: int) -> None:
 
 def _trainer(
     config: Config,
+    run: Run,
     hardware: Hardware,
     steps: Steps,
     loggers: list[Any],
@@ -246,6 +242,7 @@ def _trainer(
     by_steps = trainer.val_every_n_steps
     return Trainer(
         **arguments,
+        default_root_dir=run.folder,  # where Lightning would look for checkpoints of its own
         max_epochs=steps.epochs,
         max_steps=-1 if trainer.max_steps is None else trainer.max_steps,
         logger=loggers,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 from collections.abc import Callable, Sized
 from typing import Any, Literal, cast
 
@@ -11,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from polyvision.errors import PolyvisionError
+from polyvision.training.signals import ENDING
 
 __all__ = ["Collate", "data_loader", "whole", "worker_count"]
 
@@ -58,6 +60,15 @@ class _Collate:
             return _carry(error)
 
 
+def _leave_signals(_: int) -> None:
+    """Let a signal to the whole group of processes be the business of the one that trains.
+
+    It ends its workers when it has saved; were they gone before, it could not come to that.
+    """
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def data_loader(
     samples: Dataset[Any], workers: int, collate: Collate | None, **how: Any
 ) -> DataLoader[Any]:
@@ -65,6 +76,7 @@ def data_loader(
     return DataLoader(
         _Samples(samples),
         num_workers=workers,
+        worker_init_fn=_leave_signals,
         collate_fn=_Collate(collate or default_collate),
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator(),  # or each iteration would draw from the global one

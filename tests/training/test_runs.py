@@ -12,8 +12,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from polyvision.training.checkpoints import Checkpoints
 from polyvision.training.compose import compose
 from polyvision.training.module import NonFiniteError, TaskModule
+from polyvision.training.resumption import check_files
 from polyvision.training.run import Run
-from polyvision.training.session import _same_files, run_task
+from polyvision.training.session import run_task
 from polyvision.training.vision import build_task
 
 TASKS = ["vision", "language"]
@@ -276,7 +277,7 @@ def test_other_classes_are_not_resumed(tmp_path):
     (tmp_path / "classes.json").write_text('["ant", "bee"]')
     run = Run(tmp_path, checkpoint=tmp_path / "last.ckpt")
     same, other = (SimpleNamespace(files={"classes.json": t}) for t in ('["ant", "bee"]', "[]"))
-    _same_files(run, same)
-    _same_files(Run(tmp_path), other)  # a new run writes its own
+    check_files(run, same)
+    check_files(Run(tmp_path), other)  # a new run writes its own
     with pytest.raises(ValueError, match=r"its classes\.json is not what the data gives now"):
-        _same_files(run, other)
+        check_files(run, other)

@@ -1,0 +1,70 @@
+"""Signals that ask a run to end: obeyed at the next place from which it can go on exactly.
+
+Lightning acts on SIGTERM after any pass. That may be one of several whose gradients add up, which
+no checkpoint holds, or one that a validation should follow, which then never comes. Among several
+ranks it sends a message from within the signal handler, where the others may expect another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+
+from polyvision.training.signals import handling
+
+__all__ = ["Stopped", "Stopping"]
+
+
+class Stopped(SystemExit):
+    """The run ended as a signal asked, after it was saved; ``code`` is 128 + the signal."""
+
+
+class Stopping:
+    """Keep the first signal that asks the run to end; a second Ctrl-C ends it at once.
+
+    Further signals change nothing: schedulers and shells repeat them.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._held = False
+
+    @contextlib.contextmanager
+    def listening(self, trainer: Trainer) -> Iterator[None]:
+        """Receive signals while the block runs, in the place of Lightning's handlers too."""
+        connector: Any = trainer._signal_connector
+        connector.register_signal_handlers = lambda: None
+        with handling(self._receive):
+            yield
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Let the block come to its end even under a second Ctrl-C."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+
+    def _receive(self, number: int, _: Any) -> None:
+        again, self.number = bool(self.number), self.number or number
+        if again and number == signal.SIGINT and not self._held:
+            raise KeyboardInterrupt
+        if not again and "LOCAL_RANK" not in os.environ:
+            hint = ", Ctrl-C again stops at once" if number == signal.SIGINT else ""
+            text = f"{signal.Signals(number).name}: stopping after this step{hint}\n"
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                os.write(2, text.encode())  # print may be what was interrupted
+
+    def asked(self, trainer: Trainer) -> int:
+        """Return a signal that any of the ranks has received, or 0; all ranks ask together."""
+        if trainer.world_size == 1:
+            return self.number
+        mine = torch.tensor(self.number, device=trainer.strategy.root_device)
+        return int(trainer.strategy.reduce(mine, reduce_op="max"))
