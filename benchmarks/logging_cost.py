@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--task", choices=sorted(SMALL), default="vision")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("overrides", nargs="*", help="further overrides, such as act=relu")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     overrides = [*SMALL[arguments.task], *arguments.overrides]
     measure(arguments.task, [*overrides, "trainer.max_steps=2"])  # imports, builds, caches
     runs: dict[str, list[Timing]] = {"with": [], "without": []}

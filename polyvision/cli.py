@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from polyvision.errors import PolyvisionError
+from polyvision.errors import PolyvisionError, unknown
 
 __all__ = ["main"]
 
@@ -65,8 +65,35 @@ _VERBS: dict[str, tuple[str, str]] = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """Let a verb's ``overrides`` stand anywhere, and name the nearest of a mistyped option.
+
+    argparse gives a positional argument the words of one place alone; words of other places are
+    left over.
+    """
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse, and add what is left over to the overrides.
+
+        Raises:
+            PolyvisionError: an option that the verb does not have, or a word that it does not take.
+        """
+        parsed, rest = super().parse_known_args(args, namespace)
+        for word in rest:
+            if word.startswith("-") and word != "--":
+                options = [name for name in self._option_string_actions if name.startswith("--")]
+                raise unknown(f"option of {self.prog}", word.partition("=")[0], options)
+        if rest and not hasattr(parsed, "overrides"):
+            raise PolyvisionError(f"{self.prog} does not take {' '.join(rest)}: see {self.prog} -h")
+        if rest:
+            parsed.overrides = [*parsed.overrides, *(word for word in rest if word != "--")]
+        return parsed, []
+
+
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="polyvision")
+    parser = _Parser(prog="polyvision")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="verb")
     for name, (summary, place) in _VERBS.items():
         verb = verbs.add_parser(name, help=summary, description=summary)
@@ -80,8 +107,10 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code: 0, or 2 for a mistake of the user."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    parsed = _parser(given).parse_args(given)
     try:
+        if given and not given[0].startswith("-") and given[0] not in _VERBS:
+            raise unknown("verb", given[0], _VERBS)
+        parsed = _parser(given).parse_args(given)
         print(parsed.run(parsed))
     except PolyvisionError as error:
         print(f"polyvision: {error}", file=sys.stderr)

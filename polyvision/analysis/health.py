@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from polyvision.activations import activation_modules
 from polyvision.analysis.layers import (
     feature_dims,
-    feed_forwards,
     inference,
     layers,
     rows_of,
     watch_outputs,
     weight_matrices,
 )
+from polyvision.analysis.neurons import neuron_parts
 from polyvision.analysis.sparsity import ppl_sparsity
 
 __all__ = [
@@ -136,7 +136,8 @@ class Health:
         weights: per matrix: ``mean`` and ``negative_share``. For a feed-forward network the matrix
             that reads the activation, W_down; else all. The mean over training is the weight drift.
         gradients: L2 norm of the gradient per layer.
-        sparsity: the PPL-p % sparsity; None in a network without feed-forward networks.
+        sparsity: the PPL-p % sparsity; None in a network without feed-forward networks
+            or experts.
     """
 
     sites: dict[str, dict[str, float]]
@@ -189,7 +190,7 @@ def measure_health(
 
     with inference(model), watch_outputs(sites, see_site), watch_outputs(stack, see_layer):
         model(inputs)
-    parts = feed_forwards(model)
+    parts = neuron_parts(model)
     return Health(
         {name: at_sites[name] for name in sites if name in at_sites},
         {name: at_layers[name] for name in stack if name in at_layers},

@@ -1,4 +1,10 @@
-"""Sparsity of feed-forward networks: how many neurons a token needs.
+r"""Sparsity of feed-forward networks: how many neurons a token needs.
+
+Neuron i is active on a token if what it adds to the output is larger than a threshold,
+:math:`|a_i|\,\|W_{down}[:, i]\|_2 > t`. In a mixture of experts the output is
+:math:`\sum_{e} p_e \sum_i a_{e,i} W_{down,e}[:, i]` over the token's experts, so that
+:math:`p_e a_{e,i}` stands for :math:`a_i`; neurons of experts that the router did not choose are
+no neurons of the token and count nowhere. (The source treats dense networks only.)
 
 Source: Luo et al. 2024, "Sparsing Law: towards large language models with greater activation
 sparsity", https://arxiv.org/abs/2411.02335 (CETT and PPL-p % sparsity; the threshold on a neuron's
@@ -15,30 +21,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyvision.analysis.layers import FeedForwardPart, inference, matrix
+from polyvision.analysis.layers import inference
+from polyvision.analysis.neurons import Neurons, Part, watch_neurons
 
-__all__ = ["cett", "neuron_outputs", "ppl_sparsity", "silence", "threshold_for"]
+__all__ = ["cett", "ppl_sparsity", "silence", "threshold_for"]
 
 # Tokens that thresholds are found on; the matrix work of the search is proportional to them.
 _TOKENS = 256
 
 
-def neuron_outputs(hidden: Tensor, down: Tensor) -> Tensor:
-    """Return the size of what each neuron adds to the output: |a_i| ||W_down[:, i]||_2.
-
-    Args:
-        hidden: (tokens, neurons), the input a of W_down.
-        down: (width, neurons).
-    """
-    sizes: Tensor = hidden.abs() * torch.linalg.vector_norm(down, dim=0)
-    return sizes
-
-
-def cett(hidden: Tensor, down: Tensor, threshold: float, bias: Tensor | None = None) -> float:
+def cett(neurons: Neurons, threshold: float) -> float:
     r"""Return the cumulative error of tail truncation, CETT, at a threshold t.
 
-    Neuron i is active on a token if :math:`|a_i|\,\|W_{down}[:, i]\|_2 > t`. The error is what all
-    inactive neurons add, relative to the output, mean over tokens:
+    The error is what all inactive neurons add, relative to the output, mean over tokens:
 
     .. math:: \mathrm{CETT}(t) = \mathrm{mean}\;
         \Big\|\sum_{i\ \mathrm{inactive}} a_i W_{down}[:, i]\Big\|_2 \,/\, \|\mathrm{FFN}(x)\|_2
@@ -46,36 +41,37 @@ def cett(hidden: Tensor, down: Tensor, threshold: float, bias: Tensor | None = N
     A token whose output is 0 counts as 0.
 
     Args:
-        hidden: (tokens, neurons).
-        down: (width, neurons).
+        neurons: what they put out on a batch.
         threshold: t.
-        bias: that of the down projection, (width,).
     """
-    inactive = hidden * (neuron_outputs(hidden, down) <= threshold)
-    with torch.autocast(hidden.device.type, enabled=False):
-        whole = nn.functional.linear(hidden, down, bias).norm(dim=-1)
-        lost = (inactive @ down.T).norm(dim=-1)
-    share = lost / whole
-    return float(torch.where(whole > 0, share, torch.zeros_like(share)).mean())
+    return _error(neurons, neurons.sizes(), threshold)
 
 
-def threshold_for(hidden: Tensor, down: Tensor, target: float, bias: Tensor | None = None) -> float:
+def _error(neurons: Neurons, sizes: Tensor, threshold: float) -> float:
+    whole = neurons.output(neurons.values)
+    if neurons.bias is not None:
+        whole = whole + neurons.bias
+    size = whole.norm(dim=-1)
+    share = neurons.output(neurons.values * (sizes <= threshold)).norm(dim=-1) / size
+    return float(torch.where(size > 0, share, torch.zeros_like(share)).mean())
+
+
+def threshold_for(neurons: Neurons, target: float) -> float:
     """Return the largest threshold whose CETT is at most ``target``, by bisection.
 
     The search goes over the sorted neuron outputs, so it ends at the exact value if CETT grows with
     the threshold (the sum of inactive outputs can shrink, though rarely by much).
 
     Args:
-        hidden: (tokens, neurons).
-        down: (width, neurons).
+        neurons: what they put out on a batch.
         target: the CETT wanted, 0 or more; at 0 only neurons that add nothing are inactive.
-        bias: that of the down projection.
     """
-    candidates = neuron_outputs(hidden, down).flatten().sort().values
+    sizes = neurons.sizes()
+    candidates = sizes.flatten().sort().values
     low, high = -1, len(candidates) - 1  # low fits (-1: no neuron), what is above high does not
     while low < high:
         middle = (low + high + 1) // 2
-        if cett(hidden, down, float(candidates[middle]), bias) <= target:
+        if _error(neurons, sizes, float(candidates[middle])) <= target:
             low = middle
         else:
             high = middle - 1
@@ -84,44 +80,23 @@ def threshold_for(hidden: Tensor, down: Tensor, target: float, bias: Tensor | No
 
 @contextmanager
 def silence(
-    parts: Mapping[str, FeedForwardPart], thresholds: Mapping[str, float]
+    parts: Mapping[str, Part], thresholds: Mapping[str, float]
 ) -> Iterator[dict[str, list[float]]]:
     """Set inactive neurons to 0 inside the block; yield the inactive share of each pass by name."""
     shares: dict[str, list[float]] = {name: [] for name in parts}
 
-    def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Tensor]]:
-        def before(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Tensor]:
-            rows = _rows(module, inputs[0])
-            active = neuron_outputs(rows, matrix(module).to(rows.dtype)) > thresholds[name]
-            shares[name].append(1 - float(active.float().mean()))
-            return (inputs[0] * _like_input(module, active, inputs[0]),)
+    def see(name: str, neurons: Neurons) -> Tensor:
+        active: Tensor = neurons.sizes() > thresholds[name]
+        shares[name].append(1 - float(active.float().mean()))
+        return active
 
-        return before
-
-    handles = [part.down.register_forward_pre_hook(hook(n)) for n, part in parts.items()]
-    try:
+    with watch_neurons(parts, see):
         yield shares
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _rows(down: nn.Module, hidden: Tensor) -> Tensor:
-    """Return the hidden layer as (tokens, neurons)."""
-    if not isinstance(down, nn.Linear):
-        hidden = hidden.movedim(1, -1)
-    return hidden.flatten(0, -2)
-
-
-def _like_input(down: nn.Module, rows: Tensor, hidden: Tensor) -> Tensor:
-    if isinstance(down, nn.Linear):
-        return rows.view(hidden.shape)
-    return rows.view(hidden.movedim(1, -1).shape).movedim(-1, 1)
 
 
 def ppl_sparsity(
     model: nn.Module,
-    parts: Mapping[str, FeedForwardPart],
+    parts: Mapping[str, Part],
     evaluate: Callable[[], float],
     percent: float = 1.0,
     rounds: int = 8,
@@ -134,7 +109,7 @@ def ppl_sparsity(
 
     Args:
         model: the network; it runs in eval mode.
-        parts: its feed-forward networks by name.
+        parts: its feed-forward networks and mixtures by name.
         evaluate: runs the model on a fixed batch and returns the mean cross-entropy in nats.
         percent: p.
         rounds: bisections; the CETT is exact to 2^-rounds.
@@ -143,27 +118,19 @@ def ppl_sparsity(
         ``sparsity`` (mean over layers), ``cett``, ``loss_dense``, ``loss_sparse``, and
         ``layers``, the sparsity of each.
     """
-    hidden: dict[str, Tensor] = {}
+    seen: dict[str, Neurons] = {}
 
-    def hook(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def before(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            rows = _rows(module, inputs[0].detach())
-            hidden[name] = rows[:: math.ceil(len(rows) / _TOKENS)].float()
+    def see(name: str, neurons: Neurons) -> None:
+        seen[name] = neurons.few(_TOKENS)
 
-        return before
-
-    handles = [part.down.register_forward_pre_hook(hook(name)) for name, part in parts.items()]
     with inference(model):
-        try:
+        with watch_neurons(parts, see):
             dense = evaluate()
-        finally:
-            for handle in handles:
-                handle.remove()
         low, high = 0.0, 1.0
-        best = _sparse_loss(parts, hidden, low, evaluate)
+        best = _sparse_loss(parts, seen, low, evaluate)
         for _ in range(rounds):
             middle = (low + high) / 2
-            tried = _sparse_loss(parts, hidden, middle, evaluate)
+            tried = _sparse_loss(parts, seen, middle, evaluate)
             if math.exp(min(tried["loss_sparse"] - dense, 700.0)) <= 1 + percent / 100:
                 low, best = middle, tried
             else:
@@ -172,18 +139,15 @@ def ppl_sparsity(
 
 
 def _sparse_loss(
-    parts: Mapping[str, FeedForwardPart],
-    hidden: Mapping[str, Tensor],
+    parts: Mapping[str, Part],
+    seen: Mapping[str, Neurons],
     target: float,
     evaluate: Callable[[], float],
 ) -> dict[str, Any]:
-    thresholds = {}
-    for name, part in parts.items():
-        weight, bias = matrix(part.down).float(), getattr(part.down, "bias", None)
-        thresholds[name] = threshold_for(hidden[name], weight, target, bias)
+    thresholds = {name: threshold_for(seen[name], target) for name in parts}
     with silence(parts, thresholds) as shares:
         value = evaluate()
-    by_layer = {name: seen[-1] for name, seen in shares.items()}
+    by_layer = {name: share[-1] for name, share in shares.items()}
     return {
         "loss_sparse": value,
         "sparsity": sum(by_layer.values()) / len(by_layer),

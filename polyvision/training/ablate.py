@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from polyvision.errors import PolyvisionError
+from polyvision.errors import PolyvisionError, unknown
 from polyvision.training.ablate_plan import Planned, plan_study
 from polyvision.training.ablate_report import report
 from polyvision.training.ablate_studies import STUDIES, Study
@@ -32,38 +32,44 @@ _TAKEN = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare a subcommand for each study."""
-    studies = parser.add_subparsers(dest="study", required=True, metavar="study")
-    for name, study in STUDIES.items():
-        text = f"{study.title} ({study.source}). {study.question}"
-        each = studies.add_parser(name, help=text, description=text)
-        each.add_argument("--task", choices=sorted(SCRIPTS), default="language")
-        each.add_argument("--model", help="model configuration, such as lm_tiny (default: train's)")
-        each.add_argument("--data", help="data configuration, such as book (default: train's)")
-        each.add_argument(
-            "--seeds", type=int, default=3, help="seeds of each activation (default: %(default)s)"
-        )
-        each.add_argument(
-            "--steps", type=int, help="optimizer steps of each run (default: the recipe's epochs)"
-        )
-        each.add_argument(
-            "--jobs",
-            type=int,
-            default=1,
-            help="runs at a time; they share the threads, and each takes one of the GPUs "
-            "(default: %(default)s, which uses the whole machine)",
-        )
-        each.add_argument(
-            "--output",
-            type=Path,
-            default=Path("runs/ablate"),
-            help="folder of the runs, which all studies in it share, and of a report for each "
-            "(default: %(default)s)",
-        )
-        each.add_argument("--dry-run", action="store_true", help="list the runs and stop")
-        each.add_argument(
-            "overrides", nargs="*", help="further overrides, such as recipe.lr=1e-3, at the end"
-        )
+    """Declare the arguments of the verb."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    studies = (
+        f"  {name}: {study.title} ({study.source})\n      {study.question}"
+        for name, study in STUDIES.items()
+    )
+    parser.epilog = "\n".join(["studies:", *studies])
+    parser.add_argument("study", help="which ablation: see below")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="further overrides, such as recipe.lr=1e-3, before or after the options",
+    )
+    parser.add_argument("--task", choices=sorted(SCRIPTS), default="language")
+    parser.add_argument("--model", help="model configuration, such as lm_tiny (default: train's)")
+    parser.add_argument("--data", help="data configuration, such as book (default: train's)")
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="seeds of each activation (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=int, help="optimizer steps of each run (default: the recipe's epochs)"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        help="runs at a time; they share the threads, and each takes one of the GPUs "
+        "(default: %(default)s, which uses the whole machine)",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("runs/ablate"),
+        help="folder of the runs, which all studies in it share, and of a report for each "
+        "(default: %(default)s)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="list the runs and stop")
 
 
 def run(arguments: argparse.Namespace) -> str:
@@ -73,6 +79,8 @@ def run(arguments: argparse.Namespace) -> str:
         PolyvisionError: a mistake in the arguments; nothing has been started then.
         SystemExit: 1 if a run failed, 128 + signal if one stopped the study.
     """
+    if arguments.study not in STUDIES:
+        raise unknown("study", arguments.study, STUDIES)
     study = STUDIES[arguments.study]
     for name in ("seeds", "steps", "jobs"):
         value = getattr(arguments, name)

@@ -120,7 +120,9 @@ def test_a_mixture_of_experts():
     down = health.weights["blocks.0.ffn.1.down"]
     assert down == {"mean": pytest.approx(-0.5), "negative_share": 1.0}
     assert len(health.weights) == 6
-    assert health.sparsity is None
+    assert list(health.sparsity["layers"]) == ["blocks.0.ffn", "blocks.1.ffn"]
+    assert health.sparsity["layers"]["blocks.0.ffn"] >= 0.25
+    assert health.sparsity["loss_sparse"] <= health.sparsity["loss_dense"] + math.log(1.01)
 
 
 def test_a_smooth_activation_has_no_zeros():

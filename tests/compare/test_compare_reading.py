@@ -22,9 +22,21 @@ def test_runs_are_found_by_folder_parent_and_glob(write_run, tmp_path):
         assert find_runs(places) == (folders, [])
 
 
+def test_links_are_followed_and_a_run_counts_once(write_run, tmp_path):
+    folder = write_run("relu", 0)
+    links = tmp_path / "links"
+    links.mkdir()
+    (links / "a").symlink_to(folder)
+    (links / "again").symlink_to(links)
+    assert find_runs([str(links)]) == ([links / "a"], [])
+    assert find_runs([str(folder), str(links), f"{folder}/../seed0"]) == ([folder], [])
+
+
 def test_a_place_without_runs_is_named(tmp_path):
-    with pytest.raises(PolyvisionError, match="nowhere does not exist"):
+    with pytest.raises(PolyvisionError, match=r"no folder '.*nowhere'"):
         find_runs([str(tmp_path / "nowhere")])
+    with pytest.raises(PolyvisionError, match=r"nothing matches .*/\*\.ckpt"):
+        find_runs([f"{tmp_path}/*.ckpt"])
     with pytest.raises(PolyvisionError, match="no run in"):
         find_runs([str(tmp_path)])
 
@@ -38,12 +50,13 @@ def test_a_run_without_a_state_is_told_apart(write_run, tmp_path):
 def test_a_torn_last_line_is_passed_over_and_other_damage_is_counted(tmp_path):
     path = tmp_path / "metrics.jsonl"
     whole = ['{"step": 1, "a": 1.5}', "noise", "[1]", '{"a": 2}', '{"step": 2, "a": NaN}']
+    whole += ['{"step": -1, "a": 3}', '{"step": 1e999, "a": 3}']
     path.write_text("\n".join([*whole, '{"step": 3, "']))
     series, unreadable = read_metrics(path)
     assert list(series["a"]) == [1, 2]
     assert series["a"][1] == 1.5
     assert series["a"][2] != series["a"][2]
-    assert unreadable == 3
+    assert unreadable == 5
 
 
 def test_what_a_resume_writes_again_replaces_what_was_there(tmp_path):
@@ -79,6 +92,7 @@ def test_a_running_run_whose_process_is_gone_was_killed(write_run):
         ("state.json", "{}", r"state\.json is not the state of a run: KeyError 'settings'"),
         ("config.yaml", "a: [", r"cannot read .*config\.yaml"),
         ("config.yaml", "text", r"config\.yaml is damaged"),
+        ("config.yaml", "model: {name: a}", r"config\.yaml is damaged: it has no data\.name"),
     ],
 )
 def test_a_damaged_file_is_named(write_run, file, text, message):
@@ -86,3 +100,22 @@ def test_a_damaged_file_is_named(write_run, file, text, message):
     (folder / file).write_text(text)
     with pytest.raises(PolyvisionError, match=message):
         read_run(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"total_steps": "many"},
+        {"state": "running", "process": "none"},
+        {"resumed_at": None},
+        {"settings": {"act": None, "seed": 0, "parameters": 1}},
+    ],
+)
+def test_a_state_of_wrong_types_is_named(write_run, change):
+    with pytest.raises(PolyvisionError, match=r"state\.json is not the state of a run: TypeError"):
+        read_run(write_run("relu", 0, state=change))
+
+
+def test_metrics_that_cannot_be_read_are_named(tmp_path):
+    with pytest.raises(PolyvisionError, match=r"cannot read .*Is a directory"):
+        read_metrics(tmp_path)

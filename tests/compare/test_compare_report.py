@@ -153,13 +153,44 @@ def test_another_recipe_is_refused(write_run, report):
     assert "recipe.lr: 0.5 in polynorm/seed0, 0.1 in relu/seed0" in report(code=2)
 
 
-def test_a_value_that_is_not_finite_is_said(write_run, report):
-    write_run("relu", 0)
-    write_run("polynorm", 0, (0.5, float("nan")))
+def test_a_value_that_is_not_finite_is_said_and_not_averaged(write_run, report):
+    for seed, value in enumerate((float("nan"), float("inf"), 0.9)):
+        write_run("relu", seed)
+        write_run("polynorm", seed, (0.5, value))
     printed = report()
-    assert "- val/acc1 (last) of polynorm, seed 0, is not finite." in printed
-    assert cells(printed, "val/acc1 (last)")[2] == "nan (1 run)"
-    assert cells(printed, "val/acc1 (best)")[2] == "0.5000 (1 run)"
+    assert (
+        "- val/acc1 (last) of polynorm, seed 0, 1, is not finite: it is in no mean and no "
+        "difference." in printed
+    )
+    assert cells(printed, "val/acc1 (last)")[2] == "0.9000 (1 of 3 runs, the rest not finite)"
+    assert cells(printed, "val/acc1 (best)")[2] == "0.6333 \u00b1 0.2309 (3 runs)"
+    assert cells(printed, "polynorm   | val/acc1 (last)")[2] == "+0.1000"
+
+
+def test_a_metric_that_is_never_finite(write_run, report):
+    write_run("relu", 0)
+    write_run("polynorm", 0, (float("nan"), float("nan")))
+    assert cells(report(), "val/acc1 (last)")[2] == "not finite (1 run)"
+
+
+def test_a_finished_run_without_metrics_is_said(write_run, report):
+    write_run("relu", 0)
+    (write_run("polynorm", 0) / "metrics.jsonl").unlink()
+    printed = report()
+    assert "- polynorm/seed0 is finished, but metrics.jsonl has no val/acc1." in printed
+    assert cells(printed, "polynorm   | val/acc1 (last)")[5] == "no seed in common"
+
+
+def test_without_a_finished_run_the_way_out_is_named(write_run, report):
+    write_run("relu", 0, state={"state": "running"})
+    assert "- No run has finished: --common-step compares them" in report()
+
+
+def test_many_activations_and_seeds(write_run, report):
+    for act in (f"act{i}" for i in range(10)):
+        for seed in range(4):
+            write_run(act, seed, (0.5, 0.6 + 0.01 * seed))
+    assert "| 4 (seeds 0 to 3) |" in report()
 
 
 def test_resumes_and_unreadable_lines_are_said(write_run, report):

@@ -53,8 +53,11 @@ def test_what_is_allowed_is_said_and_the_rest_still_refused(runs):
 
 
 def test_a_key_that_no_run_has_is_refused(runs):
+    pair = runs()
     with pytest.raises(PolyvisionError, match=r"'recipe\.rl'.* Did you mean 'recipe\.lr'"):
-        check_alike(runs(), ["recipe.rl"])
+        check_alike(pair, ["recipe.rl"])
+    with pytest.raises(PolyvisionError, match=r"'recpie'.* Did you mean 'recipe'\?"):
+        check_alike(pair, ["recpie"])
 
 
 def test_other_surroundings_are_said(runs):

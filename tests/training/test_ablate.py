@@ -241,6 +241,8 @@ def test_a_dry_run_lists_and_writes_nothing(children, tmp_path, capsys):
         (["order", "--model", "lm_tinny"], "Did you mean 'lm_tiny'"),
         (["order", "recipe.lr=1,2"], "has one value, not several"),
         (["scaling", "--task", "vision"], "scales language models only"),
+        (["oder"], "unknown study 'oder'. Did you mean 'order'?"),
+        (["order", "recipe.lr=1e-3", "--sedes", "2"], "'--sedes'. Did you mean '--seeds'?"),
     ],
 )
 def test_mistakes_are_named_before_anything_starts(children, tmp_path, capsys, arguments, text):
@@ -249,6 +251,23 @@ def test_mistakes_are_named_before_anything_starts(children, tmp_path, capsys, a
     assert text in capsys.readouterr().err
     assert not made
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["recipe.lr=1e-3", "--seeds", "1", "recipe.total_tokens=640"],
+        ["--seeds", "1", "recipe.lr=1e-3", "recipe.total_tokens=640"],
+        ["recipe.lr=1e-3", "recipe.total_tokens=640", "--seeds=1"],
+        ["recipe.lr=1", "--seeds", "1", "recipe.total_tokens=640", "--jobs", "1", "recipe.lr=1e-3"],
+        ["--seeds", "1", "--", "recipe.lr=1e-3", "recipe.total_tokens=640"],
+    ],
+)
+def test_options_and_overrides_mix_in_any_order(children, tmp_path, arguments):
+    made = children()
+    assert cli.main(["ablate", "--output", str(tmp_path), "order", *arguments]) == 0
+    assert [config.recipe.lr for config in made] == [1e-3] * 3
+    assert {config.recipe.total_tokens for config in made} == {640}
 
 
 def test_runs_of_other_settings_are_not_taken(children, tmp_path, capsys):

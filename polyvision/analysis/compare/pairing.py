@@ -22,6 +22,7 @@ __all__ = [
     "final",
     "group_runs",
     "higher_is_better",
+    "mean",
     "metrics_of",
     "mid_rate",
     "paired_difference",
@@ -128,8 +129,13 @@ def final(run: Run, tag: str, step: int | None = None) -> float | None:
         return None
     last = max(values)
     if tag == TRAIN_LOSS:
-        return statistics.fmean(value for at, value in values.items() if at > 0.9 * last)
+        return mean([value for at, value in values.items() if at > 0.9 * last or at == last])
     return values[last]
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean; with a value that is not finite it is not finite, and never an error."""
+    return statistics.fmean(values) if all(map(math.isfinite, values)) else sum(values)
 
 
 def best(run: Run, tag: str, step: int | None = None) -> float | None:
@@ -165,11 +171,12 @@ def common_step(runs: Sequence[Run]) -> int:
 
 
 def paired_difference(values: Mapping[int, float], baseline: Mapping[int, float]) -> Difference:
-    """Subtract the baseline's value from that of the same seed.
+    """Subtract the baseline's value from that of the same seed, where both are finite.
 
     Args:
         values: seed -> value of an activation.
         baseline: seed -> value of the baseline.
     """
-    seeds = tuple(sorted(values.keys() & baseline.keys()))
+    shared = sorted(values.keys() & baseline.keys())
+    seeds = tuple(s for s in shared if math.isfinite(values[s]) and math.isfinite(baseline[s]))
     return Difference(seeds, tuple(values[seed] - baseline[seed] for seed in seeds))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -14,6 +15,7 @@ from polyvision.analysis.compare.reading import Run, Series
 __all__ = ["curves_figure", "mean_and_band", "smooth"]
 
 _COLOURS = ("tab:gray", "tab:blue", "tab:red", "tab:green", "tab:purple", "tab:orange", "tab:cyan")
+_STYLES = ("-", "--", ":", "-.")  # once all colours are taken
 # A line of more points is smoothed over one part in this many.
 _POINTS = 100
 
@@ -29,25 +31,32 @@ def curves_figure(groups: Groups, tags: Sequence[str]) -> Figure:
     panels = figure.subplots(1, len(tags), squeeze=False)[0]
     for axes, tag in zip(panels, tags, strict=True):
         for i, (act, seeds) in enumerate(groups.items()):
-            _draw(axes, tag, act, list(seeds.values()), _COLOURS[i % len(_COLOURS)])
+            turn, colour = divmod(i, len(_COLOURS))
+            style = _STYLES[turn % len(_STYLES)]
+            _draw(axes, tag, act, list(seeds.values()), _COLOURS[colour], style)
         axes.set_xlabel("optimizer step")
         axes.set_title(tag, fontsize="medium")
         axes.grid(alpha=0.3)
-    panels[0].legend(fontsize="small")
+    panels[0].legend(fontsize="small", ncols=1 + len(groups) // 9)
     return figure
 
 
-def _draw(axes: Axes, tag: str, act: str, runs: Sequence[Run], colour: str) -> None:
-    lines = [smooth(run.series[tag]) for run in runs if run.series.get(tag)]
+def _draw(axes: Axes, tag: str, act: str, runs: Sequence[Run], colour: str, style: str) -> None:
+    seen = (_finite(run.series.get(tag, {})) for run in runs)
+    lines = [smooth(line) for line in seen if line]
     for line in lines:
         axes.plot(list(line), list(line.values()), color=colour, linewidth=0.6, alpha=0.6)
     steps, means, bands = mean_and_band(lines)
     label = f"{act} ({len(lines)} run{'s' if len(lines) != 1 else ''})"
-    axes.plot(steps, means, color=colour, linewidth=1.8, label=label)
+    axes.plot(steps, means, style, color=colour, linewidth=1.8, label=label)
     if len(lines) > 1:
         low = [mean - band for mean, band in zip(means, bands, strict=True)]
         high = [mean + band for mean, band in zip(means, bands, strict=True)]
         axes.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)
+
+
+def _finite(values: Series) -> Series:
+    return {step: value for step, value in values.items() if math.isfinite(value)}
 
 
 def mean_and_band(

@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -22,6 +22,7 @@ __all__ = ["Run", "Series", "find_runs", "read_metrics", "read_run"]
 
 Series = dict[int, float]
 _STATE_FILE = "state.json"
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,12 +89,13 @@ def find_runs(places: Sequence[str]) -> tuple[list[Path], list[Path]]:
     Raises:
         PolyvisionError: a place does not exist or holds no run.
     """
-    found: dict[Path, None] = {}
-    stateless: dict[Path, None] = {}
+    found: dict[Path, Path] = {}  # by the real path, however often and in whatever way it is named
+    stateless: dict[Path, Path] = {}
     for place in places:
         paths = [Path(path) for path in _expand(place)]
         if not paths:
-            raise PolyvisionError(f"{place} does not exist: give run folders, such as runs/vision")
+            what = f"nothing matches {place}" if glob.has_magic(place) else f"no folder {place!r}"
+            raise PolyvisionError(f"{what}: give run folders, such as runs/vision")
         inside = [folder for path in paths for folder in _below(path, _STATE_FILE)]
         older = [folder for path in paths for folder in _below(path, "metrics.jsonl")]
         if not inside:
@@ -101,9 +103,10 @@ def find_runs(places: Sequence[str]) -> tuple[list[Path], list[Path]]:
                 f"no run in {place}: a run folder holds config.yaml and {_STATE_FILE}. Give run "
                 f"folders or folders above them, such as runs/vision"
             )
-        found |= dict.fromkeys(inside)
-        stateless |= dict.fromkeys(set(older) - set(inside))
-    return list(found), sorted(stateless)
+        for known, folders in ((found, inside), (stateless, sorted(set(older) - set(inside)))):
+            for folder in folders:
+                known.setdefault(folder.resolve(), folder)
+    return list(found.values()), list(stateless.values())
 
 
 def _expand(place: str) -> list[str]:
@@ -115,9 +118,19 @@ def _expand(place: str) -> list[str]:
 
 
 def _below(path: Path, name: str) -> list[Path]:
-    """Return the folders in and under ``path`` that hold a configuration and the file ``name``."""
-    files = sorted(path.rglob(name), key=_natural) if path.is_dir() else []
-    return [file.parent for file in files if (file.parent / "config.yaml").is_file()]
+    """Return the folders in and under ``path`` that hold a configuration and the file ``name``.
+
+    Links are followed, unlike by ``rglob``; each real folder is entered once.
+    """
+    holders, entered = [], set()
+    for folder, inner, files in os.walk(path, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in entered:
+            inner.clear()
+        elif name in files and "config.yaml" in files:
+            holders.append(Path(folder))
+        entered.add(real)
+    return sorted(holders, key=_natural)
 
 
 def _natural(path: str | Path) -> list[str | int]:
@@ -136,20 +149,24 @@ def read_run(folder: Path) -> Run:
     state = _load(folder / _STATE_FILE, json.loads)
     environment = folder / "environment.json"
     series, unreadable = read_metrics(folder / "metrics.jsonl")
+    for group in ("model", "data", "recipe"):
+        if not isinstance(config.get(group), dict) or "name" not in config[group]:
+            raise PolyvisionError(f"{folder / 'config.yaml'} is damaged: it has no {group}.name")
     try:
+        settings = state["settings"]
         return Run(
             folder=folder,
             config=config,
             environment=_load(environment, json.loads) if environment.exists() else {},
-            act=state["settings"]["act"],
-            seed=state["settings"]["seed"],
+            act=_typed(settings, "act", str),
+            seed=_typed(settings, "seed", int),
             status=_status(state),
             error=state["error"],
-            total_steps=state["total_steps"],
+            total_steps=_typed(state, "total_steps", int),
             resumed_at=tuple(state["resumed_at"]),
-            monitor=state["monitor"],
-            parameters=state["settings"]["parameters"],
-            activation_bytes=state["activation_bytes"],
+            monitor=_typed(state, "monitor", str),
+            parameters=_typed(settings, "parameters", int),
+            activation_bytes=_typed(state, "activation_bytes", int),
             series=series,
             unreadable_lines=unreadable,
         )
@@ -157,6 +174,13 @@ def read_run(folder: Path) -> Run:
         raise PolyvisionError(
             f"{folder / _STATE_FILE} is not the state of a run: {type(error).__name__} {error}"
         ) from error
+
+
+def _typed(record: Mapping[str, Any], key: str, kind: type[_T]) -> _T:
+    value = record[key]
+    if not isinstance(value, kind):
+        raise TypeError(f"{key} is {value!r}")
+    return value
 
 
 def _load(path: Path, parse: Any) -> dict[str, Any]:
@@ -175,7 +199,7 @@ def _status(state: Mapping[str, Any]) -> str:
     if status != "running" or state["host"] != socket.gethostname() or sys.platform == "win32":
         return status
     try:
-        os.kill(int(state["process"]), 0)  # signal 0 only asks whether the process exists
+        os.kill(_typed(state, "process", int), 0)  # signal 0 only asks whether the process exists
     except ProcessLookupError:
         return "killed"
     except PermissionError:
@@ -188,9 +212,16 @@ def read_metrics(path: Path) -> tuple[dict[str, Series], int]:
 
     A tag that comes back to an earlier step was resumed there: its later values are dropped. A
     last line that is torn is what a running or killed process leaves, and is passed over.
+
+    Raises:
+        PolyvisionError: the file is there and cannot be read.
     """
     series: dict[str, Series] = {}
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    except OSError as error:
+        raise PolyvisionError(f"cannot read {path}: {error.strerror}") from error
+    lines = text.splitlines()
     unreadable = 0
     for number, line in enumerate(lines, start=1):
         row = _row(line)
@@ -209,7 +240,7 @@ def _row(line: str) -> dict[str, float] | None:
         values = {str(tag): float(value) for tag, value in row.items()}
     except (ValueError, TypeError, AttributeError):
         return None
-    return values if math.isfinite(values.get("step", math.nan)) else None
+    return values if 0 <= values.get("step", math.nan) < math.inf else None
 
 
 def _append(values: Series, step: int, value: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 
 from polyvision.analysis.compare.pairing import (
@@ -15,6 +15,7 @@ from polyvision.analysis.compare.pairing import (
     best,
     final,
     higher_is_better,
+    mean,
     mid_rate,
     paired_difference,
 )
@@ -118,9 +119,15 @@ class Comparison:
                     f"{part}: {run.name} is {run.status} at step {run.step:,} of "
                     f"{run.total_steps:,}{why}."
                 )
+            elif final(run, self.metrics[0]) is None:
+                notes.append(f"{run.name} is finished, but metrics.jsonl has no {self.metrics[0]}.")
             if run.unreadable_lines:
                 count = run.unreadable_lines
                 notes.append(f"{run.name}: {count} lines of metrics.jsonl cannot be read.")
+        if self.step is None and not any(self.counted.values()):
+            notes.append(
+                "No run has finished: --common-step compares them at the last step that they share."
+            )
         if self.step is not None:
             notes.append(
                 f"All values are those at step {self.step:,}, the last at which every run was "
@@ -136,7 +143,10 @@ class Comparison:
             for act, values in self.values(measure).items():
                 broken = [str(seed) for seed, v in values.items() if not math.isfinite(v)]
                 if broken:
-                    notes.append(f"{label} of {act}, seed {', '.join(broken)}, is not finite.")
+                    notes.append(
+                        f"{label} of {act}, seed {', '.join(broken)}, is not finite: it is in no "
+                        f"mean and no difference."
+                    )
         return notes
 
     def _metric_section(self) -> Section:
@@ -253,20 +263,24 @@ def _present(seeds: Mapping[int, Run], measure: Measure) -> dict[int, float]:
 
 
 def spread(values: Iterable[float], form: str | None = None) -> str:
-    """Write mean, standard deviation and count; without a deviation where there is one value.
+    """Write mean, standard deviation and count of the finite values; without a deviation for one.
 
     Args:
         values: one for each run.
         form: how a number is written, such as ``{:.2f}``; None: four decimals.
     """
-    numbers = list(values)
+    given = list(values)
+    numbers = [value for value in given if math.isfinite(value)]
+    runs = f"{len(given)} run{'s' if len(given) > 1 else ''}"
     if not numbers:
-        return "-"
+        return f"not finite ({runs})" if given else "-"
+    if len(numbers) < len(given):
+        runs = f"{len(numbers)} of {runs}, the rest not finite"
     write = _number if form is None else form.format
     if len(numbers) == 1:
-        return f"{write(numbers[0])} (1 run)"
+        return f"{write(numbers[0])} ({runs})"
     std = statistics.stdev(numbers)
-    return f"{write(statistics.fmean(numbers))} \u00b1 {write(std)} ({len(numbers)} runs)"
+    return f"{write(statistics.fmean(numbers))} \u00b1 {write(std)} ({runs})"
 
 
 def _number(value: float | None, sign: str = "") -> str:
@@ -277,8 +291,7 @@ def _number(value: float | None, sign: str = "") -> str:
 
 
 def _difference_cells(difference: Difference, tag: str) -> tuple[str, str, str, str]:
-    seeds = ", ".join(map(str, difference.seeds))
-    pairs = f"{len(difference.seeds)} (seed{'s' if len(difference.seeds) > 1 else ''} {seeds})"
+    pairs = f"{len(difference.seeds)} ({_seed_words(difference.seeds)})"
     if not difference.seeds:
         return "-", "-", "none", "no seed in common"
     mean, interval = _number(difference.mean, "+"), difference.interval
@@ -298,8 +311,15 @@ def difference_words(difference: Difference, tag: str) -> str:
     return f"{mean} ({interval}; {pairs}): {verdict}"
 
 
+def _seed_words(seeds: Sequence[int]) -> str:
+    """Write ``seeds 0, 1``, and ``seeds 0 to 19`` for many in a row."""
+    if len(seeds) > 3 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
+        return f"seeds {seeds[0]} to {seeds[-1]}"
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+
+
 def _ratio(rates: Mapping[int, float], baseline: Mapping[int, float]) -> str:
-    shared = rates.keys() & baseline.keys()
+    shared = [seed for seed in rates.keys() & baseline.keys() if baseline[seed] > 0]
     if not shared:
         return "-"
-    return f"{statistics.fmean(rates[seed] / baseline[seed] for seed in shared):.2f}x"
+    return f"{mean([rates[seed] / baseline[seed] for seed in shared]):.2f}x"

@@ -51,7 +51,8 @@ def check_alike(runs: Sequence[Run], allow: Sequence[str] = ()) -> list[str]:
     keys = list(dict.fromkeys(key for each in settings for key in each))
     for name in allow:
         if not any(_covers(name, key) for key in keys):
-            raise unknown("setting in --allow", name, keys)
+            groups = {key[:i] for key in keys for i, letter in enumerate(key) if letter == "."}
+            raise unknown("setting in --allow", name, {*keys, *groups})
     relevant = [key for key in keys if key not in _FREE and not _covers("act", key)]
     differing = {key: text for key in relevant if (text := _difference(runs, settings, key))}
     refused = [key for key in differing if not any(_covers(name, key) for name in allow)]
