@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyvision.models.initial import Draw
+from polyvision.models.norm import RMSNorm
 from polyvision.models.shape import TransformerShape
 
 __all__ = ["Attention", "Rotation", "apply_rotary", "rotary_table"]
@@ -35,11 +36,13 @@ def rotary_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dt
         dtype: float32 or float64.
 
     Returns:
-        Two tensors of shape (T, head_dim / 2), or (B, T, head_dim / 2).
+        Two tensors of shape (T, head_dim), or (B, T, head_dim): each angle's cosine twice, and its
+        sine with a minus and with a plus, as ``apply_rotary`` reads them.
     """
     exponent = torch.arange(0, head_dim, 2, device=positions.device, dtype=dtype) / head_dim
     angles = positions.to(dtype)[..., None] * theta**-exponent  # (..., T, head_dim / 2)
-    return angles.cos(), angles.sin()
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def apply_rotary(x: Tensor, rotation: Rotation) -> Tensor:
@@ -50,11 +53,11 @@ def apply_rotary(x: Tensor, rotation: Rotation) -> Tensor:
 
     Args:
         x: (B, T, H, head_dim), any float dtype; the result has it too.
-        rotation: cosine and sine of shape (T, head_dim / 2) or (B, T, head_dim / 2).
+        rotation: what ``rotary_table`` returns.
     """
-    cos, sin = (t.unsqueeze(-2) for t in rotation)  # (..., T, 1, head_dim / 2)
-    a, b = x.chunk(2, dim=-1)  # (B, T, H, head_dim / 2)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+    cos, sin = (t.unsqueeze(-2) for t in rotation)  # (..., T, 1, head_dim)
+    halves = x.roll(x.shape[-1] // 2, dims=-1)  # exchanged
+    return torch.addcmul(x * cos, halves, sin).to(x.dtype)  # (a cos - b sin, b cos + a sin)
 
 
 class Attention(nn.Module):
@@ -78,8 +81,8 @@ class Attention(nn.Module):
         kv_width = self.kv_heads * self.head_dim
         self.qkv = nn.Linear(shape.width, shape.width + 2 * kv_width, bias=False)
         self.out = nn.Linear(shape.width, shape.width, bias=False)
-        self.query_norm = nn.RMSNorm(shape.width, eps=shape.norm_eps) if shape.qk_norm else None
-        self.key_norm = nn.RMSNorm(kv_width, eps=shape.norm_eps) if shape.qk_norm else None
+        self.query_norm = RMSNorm(shape.width, eps=shape.norm_eps) if shape.qk_norm else None
+        self.key_norm = RMSNorm(kv_width, eps=shape.norm_eps) if shape.qk_norm else None
 
     def forward(
         self,
@@ -100,8 +103,9 @@ class Attention(nn.Module):
         """
         qkv = self._normalised(self.qkv(x))
         qkv = qkv.view(*x.shape[:2], -1, self.head_dim)  # (B, T, H + 2 KV, head_dim)
-        qk, v = torch.tensor_split(qkv, (self.heads + self.kv_heads,), dim=2)
-        q, k = torch.tensor_split(apply_rotary(qk, rotation), (self.heads,), dim=2)
+        # The gradient of this split is one concatenation; that of slices a sum of padded tensors.
+        qk, v = qkv.split_with_sizes((self.heads + self.kv_heads, self.kv_heads), dim=2)
+        q, k = apply_rotary(qk, rotation).split_with_sizes((self.heads, self.kv_heads), dim=2)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H or KV, T, head_dim)
         if extend is not None:
             k, v = extend(k, v)  # (B, KV, S, head_dim)
@@ -120,9 +124,9 @@ class Attention(nn.Module):
     def _normalised(self, qkv: Tensor) -> Tensor:
         if self.query_norm is None or self.key_norm is None:
             return qkv
-        places = self.heads * self.head_dim, (self.heads + self.kv_heads) * self.head_dim
-        q, k, v = torch.tensor_split(qkv, places, dim=-1)
-        return torch.cat((_norm(self.query_norm, q), _norm(self.key_norm, k), v), dim=-1)
+        sizes = [heads * self.head_dim for heads in (self.heads, self.kv_heads, self.kv_heads)]
+        q, k, v = qkv.split_with_sizes(sizes, dim=-1)
+        return torch.cat((self.query_norm(q), self.key_norm(k), v), dim=-1)
 
     def init_matrices(self, draw: Draw) -> None:
         """Draw the matrices."""
@@ -132,8 +136,3 @@ class Attention(nn.Module):
     def extra_repr(self) -> str:
         """Show the head layout."""
         return f"heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}"
-
-
-def _norm(norm: nn.RMSNorm, x: Tensor) -> Tensor:
-    """Normalise in one kernel, which takes no fp32 weights for the bf16 that autocast makes."""
-    return F.rms_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.eps)

@@ -89,17 +89,20 @@ class _LinearCrossEntropy(torch.autograd.Function):
             part = slice(start, start + rows)
             states, wanted = x[part].to(dtype), targets[part]
             logits = F.linear(states, matrix).to(wide)  # (rows, V)
-            lse = logits.logsumexp(-1)
             kept = wanted != IGNORED
             place = wanted.where(kept, 0)[:, None]
             right = logits.gather(-1, place)[:, 0]
+            top = logits.amax(-1, keepdim=True)
+            powers = logits.sub_(top).exp_()  # one exponential serves loss and gradient
+            total = powers.sum(-1)
+            lse = total.log() + top[:, 0]
             nats = nats + (lse - right).where(kept, 0).sum()
             z = z + lse.square().where(kept, 0).sum()
             if not any(needs):
                 continue
             # d nats = softmax - onehot, d z = 2 lse softmax
             slope = (1 + 2 * z_weight * lse).where(kept, 0)
-            dlogits = logits.sub_(lse[:, None]).exp_().mul_(slope[:, None])
+            dlogits = powers.mul_((slope / total)[:, None])
             dlogits.scatter_add_(-1, place, -kept.to(wide)[:, None])
             narrow = dlogits.to(dtype)
             if dx is not None:

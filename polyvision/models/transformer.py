@@ -25,6 +25,7 @@ from polyvision.models.ffn import FeedForward
 from polyvision.models.initial import matrix_draw
 from polyvision.models.loss import IGNORED, linear_cross_entropy
 from polyvision.models.moe import MoE
+from polyvision.models.norm import RMSNorm
 from polyvision.models.router import Routing
 from polyvision.models.shape import MoEShape, TransformerShape
 
@@ -57,9 +58,9 @@ class Block(nn.Module):
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(shape.width, eps=shape.norm_eps)
+        self.attention_norm = RMSNorm(shape.width, eps=shape.norm_eps)
         self.attention = Attention(shape)
-        self.ffn_norm = nn.RMSNorm(shape.width, eps=shape.norm_eps)
+        self.ffn_norm = RMSNorm(shape.width, eps=shape.norm_eps)
         activation = shape.activation, shape.activation_options
         self.ffn: FeedForward | MoE = (
             FeedForward(shape.width, shape.ffn_hidden, *activation)
@@ -107,7 +108,7 @@ class Transformer(nn.Module):
         self.shape = shape
         self.embedding = nn.Embedding(shape.vocab_size, shape.width)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
-        self.norm = nn.RMSNorm(shape.width, eps=shape.norm_eps)
+        self.norm = RMSNorm(shape.width, eps=shape.norm_eps)
         self.head = nn.Linear(shape.width, shape.vocab_size, bias=False)
         if shape.tie_embeddings:
             self.head.weight = self.embedding.weight
