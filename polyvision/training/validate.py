@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ from polyvision.training.workers import worker_count
 
 __all__ = ["validate"]
 
+# Keys of the data that hold values by names of any kind.
+_OPEN = ("options", "mix", "val")
 # Keys of the data that belong to the network.
 _PREPARATION = ("image_size", "test_size", "mean", "std", "crop_pct", "interpolation")
 
@@ -71,7 +73,14 @@ def validate(
     quiet()
     task = build(config)
     _same_data(saved, task)
-    module = task.module(task.model, config.recipe, seed=config.seed, total_steps=1, epoch_steps=1)
+    module = task.module(
+        task.model,
+        config.recipe,
+        seed=config.seed,
+        total_steps=1,
+        epoch_steps=1,
+        named_val=tuple(task.named_val),
+    )
     records = []
     for weights in _each_weights(saved):
         load_strictly(task.model, weights.tensors, str(weights.source))
@@ -83,14 +92,18 @@ def validate(
             enable_progress_bar=sys.stderr.isatty(),
             use_distributed_sampler=False,
         )
-        loader = val_loader(
-            task.val,
-            config.recipe.batch_size,
-            workers=worker_count(config.data.workers, 1),
-            collate=task.collate,
-        )
-        (found,) = trainer.validate(module, loader, verbose=False)
-        records.append(_record(config, weights, task, found))
+        loaders = [
+            val_loader(
+                samples,
+                config.recipe.batch_size,
+                workers=worker_count(config.data.workers, 1),
+                collate=task.collate,
+            )
+            for samples in (task.val, *task.named_val.values())
+        ]
+        found = trainer.validate(module, loaders, verbose=False)
+        metrics = {name: value for each in found for name, value in each.items()}
+        records.append(_record(config, weights, task, metrics))
     _report(config, saved, task, records)
     _write(config, saved, records)
     return records
@@ -139,13 +152,16 @@ def _data(config: Config, saved: Saved, given: set[str]) -> ImageDataConfig | Te
     elif "data" in given and asked.tokenizer is not None and saved.tokenizer is not None:
         whole = json.loads(saved.tokenizer).get("type") == "bytes"
         values["tokenizer"] = "bytes" if whole else str(saved.folder / "tokenizer.json")
-    options = values.pop("options", {})
     for key in list(values):
         if f"data.{key}" in given:
             del values[key]
-    if hasattr(asked, "options"):
-        chosen = {k for k in asked.options if f"data.options.{k}" in given or "data" in given}
-        values["options"] = options | {k: asked.options[k] for k in chosen}
+    for key in _OPEN:
+        if hasattr(asked, key):
+            whole = "data" in given or f"data.{key}" in given
+            chosen = {
+                k: v for k, v in getattr(asked, key).items() if whole or f"data.{key}.{k}" in given
+            }
+            values[key] = values.get(key, {}) | chosen
     data: ImageDataConfig | TextDataConfig = dataclasses.replace(asked, **values)
     return data
 
@@ -197,6 +213,9 @@ def _each_weights(saved: Saved) -> list[Saved]:
 
 def _record(config: Config, saved: Saved, task: Task, found: Mapping[str, float]) -> dict[str, Any]:
     data = {k: v for k, v in dataclasses.asdict(config.data).items() if k != "workers"}
+    main, *_ = _by_set(task, task.shown)  # the others have the same metrics
+    rest = [name.removeprefix("val/") for name in main]
+    names = main + [f"val/{place}/{name}" for place in task.named_val for name in rest]
     return {
         "weights": str(saved.source),
         "kind": saved.weights,
@@ -204,8 +223,15 @@ def _record(config: Config, saved: Saved, task: Task, found: Mapping[str, float]
         "data": data,
         "samples": len(task.val),
         "precision": config.precision,
-        "metrics": {name: float(found[name]) for name in task.shown},
+        "metrics": {name: float(found[name]) for name in names},
     }
+
+
+def _by_set(task: Task, metrics: Iterable[str]) -> list[list[str]]:
+    """Return the names of the main set's metrics, and of those of each named set."""
+    places = [f"val/{name}/" for name in task.named_val]
+    main = [name for name in metrics if not name.startswith(tuple(places))]
+    return [main, *([name for name in metrics if name.startswith(place)] for place in places)]
 
 
 def _report(config: Config, saved: Saved, task: Task, records: Sequence[Mapping[str, Any]]) -> None:
@@ -221,8 +247,12 @@ def _report(config: Config, saved: Saved, task: Task, records: Sequence[Mapping[
         crop = f"{size} px, crop {data.crop_pct:g}, {data.interpolation}"
         rows.append(("images", crop))
     rows += [
-        (record["kind"], "  ".join(f"{k} {v:.4f}" for k, v in record["metrics"].items()))
+        (f"val {name}", f"{len(samples):,} samples") for name, samples in task.named_val.items()
+    ]
+    rows += [
+        (record["kind"], "  ".join(f"{name} {record['metrics'][name]:.4f}" for name in names))
         for record in records
+        for names in _by_set(task, record["metrics"])
     ]
     print(format_table("Validation", rows), flush=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from polyvision import PolyvisionError, load_model
+from polyvision.cli import main
 from polyvision.models.export import export_saved
 from polyvision.models.saved import open_saved
 from polyvision.training import language, vision
@@ -83,6 +85,36 @@ def test_validation_repeats_what_training_measured(task, runs, capsys):
     after = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
     assert {p for p in after if p != folder} == {p for p in before if p != folder}
     assert all(after[p] == before[p] for p in before if p.is_file())
+
+
+def test_each_named_set_is_measured_as_in_training(runs, tmp_path, capsys):
+    folder = runs[0]["language"]
+    for name, text in (("sea", "the sea and the ship "), ("land", "a road, a hill, a town ")):
+        (tmp_path / f"{name}.txt").write_text(text * 30)
+        prepare = ["prepare-text", f"{tmp_path}/{name}.txt", "--tokenizer", "bytes"]
+        assert main([*prepare, "--val-fraction", "0", "--out", f"{tmp_path}/{name}"]) == 0
+    sets = [f"data.val.{name}={tmp_path}/{name}" for name in ("sea", "land")]
+    (config,) = compose("language", [*runs[1]["language"], *sets, f"run_root={tmp_path}/runs"])
+    run_task(config, BUILD["language"])
+    (trained,) = (tmp_path / "runs").glob("*/*/*/*/seed0")
+    capsys.readouterr()
+    (record,) = measure("language", f"validate={trained}")
+    summary = json.loads((trained / "summary.json").read_text())["shown"]
+    found = record["metrics"]
+    assert {name: found[name] for name in summary} == pytest.approx(summary, rel=1e-6)
+    more = {f"val/{s}/{m}" for s in ("sea", "land") for m in ("ppl", "bpb")}
+    assert set(found) - set(summary) == more
+    assert found["val/sea/ppl"] == pytest.approx(math.exp(found["val/sea/loss"]))
+    out = " ".join(capsys.readouterr().out.split())
+    line = "  ".join(
+        f"val/land/{name} {found[f'val/land/{name}']:.4f}" for name in ("loss", "ppl", "bpb")
+    )
+    assert " ".join([record["kind"], *line.split()]) in out
+    # A set of the command line is measured beside those of the run, also for a run without any.
+    for run, expected in ((trained, ["sea", "land", "also"]), (folder, ["also"])):
+        (record,) = measure("language", f"validate={run}", f"data.val.also={tmp_path}/land")
+        assert [k.split("/")[1] for k in record["metrics"] if k.endswith("/bpb")][1:] == expected
+        assert record["data"]["val"]["also"] == f"{tmp_path}/land"
 
 
 def test_preparation_comes_from_the_weights_unless_given(runs, tmp_path):
