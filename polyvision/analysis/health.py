@@ -137,7 +137,7 @@ class Health:
             that reads the activation, W_down; else all. The mean over training is the weight drift.
         gradients: L2 norm of the gradient per layer.
         sparsity: the PPL-p % sparsity; None in a network without feed-forward networks
-            or experts.
+            or experts, or if the loss is not finite.
     """
 
     sites: dict[str, dict[str, float]]

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -85,11 +86,11 @@ def _figure(health: Health) -> Figure:
     _label(shape, "site or layer", "excess kurtosis")
     for key in ("largest", "median"):
         _draw(sizes, _column(health.layers, key), f"{key} |h|")
-    sizes.set_yscale("log")
+    _log_scale(sizes)
     _label(sizes, "layer", "state after the layer")
     if health.gradients:
         _draw(last, list(health.gradients.values()), "gradient norm")
-        last.set_yscale("log")
+        _log_scale(last)
         _label(last, "layer, in the order of the parameters", "gradient norm")
     else:
         _draw(last, _column(health.weights, "mean"), "mean weight")
@@ -100,6 +101,13 @@ def _figure(health: Health) -> Figure:
 def _draw(axes: Axes, values: Sequence[float], label: str) -> None:
     if values:
         axes.plot(range(1, len(values) + 1), values, "o-", markersize=3, label=label)
+
+
+def _log_scale(axes: Axes) -> None:
+    """Make the scale logarithmic, which needs a value above 0."""
+    seen = [float(value) for line in axes.lines for value in np.asarray(line.get_ydata())]
+    if any(0 < value < math.inf for value in seen):
+        axes.set_yscale("log")
 
 
 def _label(axes: Axes, x: str, y: str) -> None:

@@ -68,7 +68,7 @@ class Neurons:
                 return values @ self.down.T
             experts = torch.arange(len(self.down), device=values.device)
             ends = torch.searchsorted(self.expert, experts, right=True, out_int32=True)
-            rows = grouped_matmul(values, self.down.mT, ends)
+            rows: Tensor = grouped_matmul(values, self.down.mT, ends)
             return rows.new_zeros(self.tokens, rows.shape[1]).index_add(0, self.token, rows)
 
     def few(self, tokens: int) -> Neurons:

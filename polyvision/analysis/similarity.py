@@ -82,13 +82,14 @@ def analyse_similarity(model: nn.Module, inputs: Tensor) -> Result:
 
     Scalars: ``mean``, over all pairs of different layers that can be compared, and ``neighbours``,
     over successive ones; 1 means that layers change no direction. Where no two layers have the same
-    shape, as in a network with one block a stage, there is neither.
+    shape, as in a network with one block a stage, or the states are not finite, there is neither.
 
     Args:
         model: the network; it runs in eval mode.
         inputs: one batch.
     """
     states = hidden_states(model, inputs)
+    broken = [name for name, state in states.items() if not state.isfinite().all()]
     cosines = cosine_matrix(list(states.values()))
     names = list(states)
     below = cosines[torch.ones_like(cosines, dtype=torch.bool).tril(-1)]
@@ -100,10 +101,11 @@ def analyse_similarity(model: nn.Module, inputs: Tensor) -> Result:
     widths = [state.shape[-1] for state in states.values()]
     scalars = {name: value for name, value in scalars.items() if not math.isnan(value)}
     shown = ", ".join(f"{name} {value:.4f}" for name, value in scalars.items())
+    why = f"the state after {broken[0]} is not finite" if broken else "no two have the same shape"
     text = (
         f"cosine of hidden states after {len(names)} layers of width "
         f"{', '.join(map(str, dict.fromkeys(widths)))} ({max(tokens.values())} tokens): "
-        f"{shown or 'no two layers have the same shape'}"
+        f"{shown or why}"
     )
     data = {"layers": names, "tokens": tokens, "cosine": cosines.tolist()}
     return Result("similarity", scalars, data, _figure(names, cosines), text)
@@ -135,4 +137,5 @@ def _write(axes: Any, i: int, j: int, value: float) -> None:
 
 
 def _lowest(cosines: Tensor) -> float:
-    return float(cosines[cosines.isfinite()].min())
+    known = cosines[cosines.isfinite()]
+    return float(known.min()) if known.numel() else 0.0

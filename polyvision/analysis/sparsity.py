@@ -100,7 +100,7 @@ def ppl_sparsity(
     evaluate: Callable[[], float],
     percent: float = 1.0,
     rounds: int = 8,
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """Return the PPL-p % sparsity: how many neurons can be silenced for p % more perplexity.
 
     Every layer gets the threshold that reaches one common CETT. Bisection over that CETT, between 0
@@ -116,7 +116,7 @@ def ppl_sparsity(
 
     Returns:
         ``sparsity`` (mean over layers), ``cett``, ``loss_dense``, ``loss_sparse``, and
-        ``layers``, the sparsity of each.
+        ``layers``, the sparsity of each. None if the loss is not finite.
     """
     seen: dict[str, Neurons] = {}
 
@@ -126,6 +126,8 @@ def ppl_sparsity(
     with inference(model):
         with watch_neurons(parts, see):
             dense = evaluate()
+        if not math.isfinite(dense):
+            return None
         low, high = 0.0, 1.0
         best = _sparse_loss(parts, seen, low, evaluate)
         for _ in range(rounds):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def plan_study(
         PolyvisionError: overrides that do not fit, or runs in ``output`` that were made with other
             settings.
     """
-    common = [*overrides, f"run_root={output}", "resume=auto"]
+    common = [*overrides, f"run_root={_quoted(str(output))}", "resume=auto"]
     (base,) = _composed(task, common)
     models: list[list[str]] = [[]]
     if study.sizes:
@@ -73,6 +74,13 @@ def plan_study(
         problems.append("Give the same settings as then, or another --output")
         raise PolyvisionError("\n".join(problems))
     return planned
+
+
+def _quoted(text: str) -> str:
+    """Return a value of an override as Hydra reads it back, quoted where it must be."""
+    if re.fullmatch(r"[\w./~-]+", text, re.ASCII):
+        return text
+    return "'" + re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + (m[2] and "\\'"), text) + "'"
 
 
 def _composed(task: Task, overrides: list[str]) -> list[Config]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from polyvision.analysis.compare.reading import read_metrics
 from polyvision.analysis.cost_report import analyse_cost
 from polyvision.analysis.health import gradient_norms, measure_health
 from polyvision.analysis.health_report import health_result
@@ -85,17 +85,12 @@ def analyse(
 def rank_history(metrics: Path) -> dict[int, dict[str, float]]:
     """Read the effective ranks that a run logged into its metrics.jsonl, by step."""
     history: dict[int, dict[str, float]] = {}
-    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else []
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except ValueError:  # a kill can leave half a line at the end
-            continue
-        for tag, value in row.items():
-            found = _RANK_TAG.fullmatch(tag)
-            if found:
-                history.setdefault(int(row["step"]), {})[found[1]] = float(value)
-    return history
+    series, _ = read_metrics(metrics)
+    for tag, values in series.items():
+        if found := _RANK_TAG.fullmatch(tag):
+            for step, value in values.items():
+                history.setdefault(step, {})[found[1]] = value
+    return dict(sorted(history.items()))
 
 
 class Analyses(Callback):

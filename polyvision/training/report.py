@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -39,7 +40,7 @@ def format_summary(run: Run, summary: Mapping[str, Any]) -> str:
     """Say how a run ended and what can be done with it."""
     settings = summary["settings"]
     script = "train_vision.py" if settings["task"] == "vision" else "train_lm.py"
-    group = run.folder.parent.parent
+    group = shlex.quote(str(run.folder.parent.parent))
     experiment = settings.get("experiment", "none")
     chosen = "" if experiment == "none" else f"experiment={experiment} "
     command = f"python {script} -m {chosen}act={_rivals(settings)}"

@@ -154,6 +154,18 @@ def test_result_holds_everything(tmp_path):
     assert all(path.stat().st_size > 500 for path in paths)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", [0.0, math.nan])
+def test_a_broken_model_is_still_measured(value, tmp_path):
+    model, tokens = small_model()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(value)
+    health = health_of(model, tokens, {"blocks.0": value})
+    assert (health.sparsity is None) == math.isnan(value)
+    health_result(health).save(tmp_path)
+
+
 @pytest.mark.parametrize(("name", "size"), [("test_resnet", 32), ("test_convnext", 64)])
 def test_vision_models(name, size):
     model = create_vision_model(name, "relu", num_classes=4, image_size=size).model

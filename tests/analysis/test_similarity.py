@@ -60,6 +60,15 @@ class Turns(nn.Module):
         return x
 
 
+def test_states_that_are_not_finite_are_named():
+    model = Turns([1.0, 0.3, 0.2])
+    model.blocks[1].scale.data.fill_(torch.nan)
+    result = analyse_similarity(model, torch.randn(2, 3, 2))
+    assert result.scalars == {}
+    assert result.text.endswith(": the state after blocks.1 is not finite")
+    assert len(result.png) > 1000
+
+
 def test_states_are_those_after_each_layer():
     model = Turns([1.0, 0.3, 0.2]).train()
     inputs = torch.randn(4, 5, 2)

@@ -38,10 +38,15 @@ def test_a_study_has_these_activations_first_the_baseline(name, tmp_path):
     assert len({each.run.folder for each in planned}) == len(planned)
 
 
-def test_the_overrides_of_a_run_make_its_configuration(tmp_path):
-    for name in ("order", "scaling"):
-        each = plan_study(STUDIES[name], "language", [], seeds=2, output=tmp_path)[-1]
-        assert compose("language", each.overrides) == [each.config]
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [("order", "runs"), ("scaling", "runs"), ("order", "a b,c='d'=\u00fc"), ("order", "[x]\\")],
+)
+def test_the_overrides_of_a_run_make_its_configuration(name, folder, tmp_path):
+    output = tmp_path / folder
+    each = plan_study(STUDIES[name], "language", [], seeds=1, output=output)[-1]
+    assert compose("language", each.overrides) == [each.config]
+    assert output in each.run.folder.parents
 
 
 def test_seeds_come_one_after_the_other_so_that_early_runs_pair(tmp_path):

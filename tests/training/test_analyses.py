@@ -165,6 +165,20 @@ def test_unknown_kinds_are_named():
         compose("language", ["analysis.kinds=[rank,helth]"])
 
 
+def test_rank_history_of_a_damaged_file(tmp_path):
+    rows = [
+        b'\xff{"step": 0, "analysis/rank/a/up": 1}',
+        b'{"step": 2, "analysis/rank/a/up": 3}',
+        b'{"step": 0, "analysis/rank/a/up": null}',
+        b'{"step": 4, "analysis/rank/a/up": 5, "analysis/rank/mean/up": 6}',
+        b'{"analysis/rank/a/up": 7}',
+        b'{"st',
+    ]
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(rows))
+    assert rank_history(tmp_path / "metrics.jsonl") == {2: {"a/up": 3.0}, 4: {"a/up": 5.0}}
+    assert rank_history(tmp_path / "none") == {}
+
+
 def test_probe_is_spread_over_the_data():
     data = [(torch.tensor(float(i)), i) for i in range(100)]
     inputs, targets = probe(data, 4, None)

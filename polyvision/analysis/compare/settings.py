@@ -11,9 +11,11 @@ from polyvision.errors import PolyvisionError, unknown
 
 __all__ = ["STEPS", "check_alike", "flatten"]
 
-# What is compared, and what does not touch the result.
+# What does not touch the result; a group stands for all its keys.
 _FREE = frozenset(
     {
+        "act",
+        "analysis",
         "seed",
         "run_root",
         "resume",
@@ -53,7 +55,7 @@ def check_alike(runs: Sequence[Run], allow: Sequence[str] = ()) -> list[str]:
         if not any(_covers(name, key) for key in keys):
             groups = {key[:i] for key in keys for i, letter in enumerate(key) if letter == "."}
             raise unknown("setting in --allow", name, {*keys, *groups})
-    relevant = [key for key in keys if key not in _FREE and not _covers("act", key)]
+    relevant = [key for key in keys if not any(_covers(name, key) for name in _FREE)]
     differing = {key: text for key in relevant if (text := _difference(runs, settings, key))}
     refused = [key for key in differing if not any(_covers(name, key) for name in allow)]
     if refused:
