@@ -5,18 +5,18 @@
 
 A step is forward, loss, backward, clipping and fused AdamW on fixed random tokens, in fp32 on a CPU
 and in bf16 autocast on a GPU. All contenders have the preset's sizes; gated ones have a hidden size
-of 2/3, for equal parameters. Each round times every contender once, in turn; a ratio is the median
-of the rounds' ratios. Contenders:
+of 2/3, for equal parameters. Every contender lives in a process of its own; each round times a step
+of each, in turn; a ratio is the median of the rounds' ratios. Contenders:
 
 - ours with SwiGLU, PolyNorm, PolyReLU and GELU;
 - a textbook Llama block (Touvron et al. 2023, https://arxiv.org/abs/2302.13971) of plain modules,
   with SwiGLU and with PolyNorm written as in the PolyCom paper's Algorithm 2;
 - litgpt's Llama (https://github.com/Lightning-AI/litgpt), where it is installed.
 
-Memory is the largest amount in use while a contender makes three steps, alone in a process of its
-own, weights and optimizer included: of tensors on a GPU, else of the process, less what it had
-before the model was built. The bytes that one feed-forward network keeps for its backward pass are
-counted, without the parameters. A second table shows the time a token for batches of several sizes.
+Memory is the largest amount in use while a contender makes three steps, weights and optimizer
+included: of tensors on a GPU, else of its process, less what it had before the model was built. The
+bytes that one feed-forward network keeps for its backward pass are counted, without the parameters.
+A second table shows the time a token for batches of several sizes.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ import argparse
 import dataclasses
 import importlib.util
 import json
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -109,22 +111,54 @@ def random_tokens(shape: TransformerShape, sequences: int) -> Tensor:
     return torch.randint(shape.vocab_size, (sequences, shape.context + 1), device=device)
 
 
-def measure_times(
-    names: list[str], shape: TransformerShape, sequences: int, rounds: int
-) -> dict[str, list[float]]:
-    """Return the seconds of each round's step."""
+def serve(
+    connection: Connection, name: str, shape: TransformerShape, sequences: int, threads: int
+) -> None:
+    """Send parameters and peak memory of a contender; then make a step when asked, and time it."""
+    torch.set_num_threads(threads)
     tokens = random_tokens(shape, sequences)
-    made = {name: training_step(name, shape, tokens) for name in names}
-    for name, (_, parameters) in made.items():
+    made: list[tuple[Callable[[], float], int]] = []
+
+    def work() -> None:
+        made.append(training_step(name, shape, tokens))
+        for _ in range(3):
+            made[0][0]()
+
+    peak = added_peak(work, tokens.device.type)
+    ((step, parameters),) = made
+    connection.send((parameters, peak))
+    while connection.recv():
+        start = time.perf_counter()
+        step()
+        connection.send(time.perf_counter() - start)
+
+
+def measure(
+    names: list[str], shape: TransformerShape, sequences: int, rounds: int
+) -> tuple[dict[str, list[float]], dict[str, int | None]]:
+    """Return the seconds of each round's step, and the peak of memory.
+
+    Each contender lives in a process of its own: in a common one it would pay for the memory that
+    the one before it gave back to the system.
+    """
+    context = multiprocessing.get_context("spawn")
+    connections: dict[str, Connection] = {}
+    peaks: dict[str, int | None] = {}
+    for name in names:
+        connections[name], theirs = context.Pipe()
+        arguments = (theirs, name, shape, sequences, torch.get_num_threads())
+        context.Process(target=serve, args=arguments, daemon=True).start()
+        theirs.close()  # so that the end of the process is the end of the pipe
+        parameters, peaks[name] = connections[name].recv()
         print(f"{name:<22}{parameters:>14,} parameters", flush=True)
     times: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(rounds + 2):  # the first two warm up
-        for name, (step, _) in made.items():
-            start = time.perf_counter()
-            step()
-            if number >= 2:
-                times[name].append(time.perf_counter() - start)
-    return times
+    for _ in range(rounds):
+        for name, connection in connections.items():
+            connection.send(True)
+            times[name].append(connection.recv())
+    for connection in connections.values():
+        connection.send(False)
+    return times, peaks
 
 
 def seconds_a_token(name: str, shape: TransformerShape, rounds: int) -> dict[int, float]:
@@ -138,18 +172,6 @@ def seconds_a_token(name: str, shape: TransformerShape, rounds: int) -> dict[int
             if number:
                 times[n].append((time.perf_counter() - start) / (n * shape.context))
     return {n: statistics.median(values) for n, values in times.items()}
-
-
-def memory_of(name: str, shape: TransformerShape, sequences: int) -> int | None:
-    """Return the most bytes that three steps take, weights and optimizer included."""
-    tokens = random_tokens(shape, sequences)
-
-    def work() -> None:
-        step, _ = training_step(name, shape, tokens)
-        for _ in range(3):
-            step()
-
-    return added_peak(work, tokens.device.type)
 
 
 def ffn_bytes(shape: TransformerShape) -> dict[str, float]:
@@ -194,10 +216,9 @@ def main() -> None:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     print(kernels.describe())
     names = contenders()
-    times = measure_times(names, shape, options.sequences, options.rounds)
-    peaks = {name: in_own_process(memory_of, name, shape, options.sequences) for name in names}
+    times, peaks = measure(names, shape, options.sequences, options.rounds)
     kept = ffn_bytes(shape)
-    linear = seconds_a_token("ours, polynorm", shape, min(options.rounds, 3))
+    linear = in_own_process(seconds_a_token, "ours, polynorm", shape, min(options.rounds, 5))
     tokens = options.sequences * shape.context
     base = "ours, swiglu"
     rows = [
