@@ -5,18 +5,18 @@
 
 A step is forward, loss, backward, clipping and fused AdamW on fixed random tokens, in fp32 on a CPU
 and in bf16 autocast on a GPU. All contenders have the preset's sizes; gated ones have a hidden size
-of 2/3, for equal parameters. Each round times every contender once, in turn; a ratio is the median
-of the rounds' ratios. Contenders:
+of 2/3, for equal parameters. Every contender lives in a process of its own; each round times a step
+of each, in turn; a ratio is the median of the rounds' ratios. Contenders:
 
 - ours with SwiGLU, PolyNorm, PolyReLU and GELU;
 - a textbook Llama block (Touvron et al. 2023, https://arxiv.org/abs/2302.13971) of plain modules,
   with SwiGLU and with PolyNorm written as in the PolyCom paper's Algorithm 2;
 - litgpt's Llama (https://github.com/Lightning-AI/litgpt), where it is installed.
 
-Memory is the largest amount in use while a contender makes three steps, alone in a process of its
-own, weights and optimizer included: of tensors on a GPU, else of the process, less what it had
-before the model was built. The bytes that one feed-forward network keeps for its backward pass are
-counted, without the parameters.
+Memory is the largest amount in use while a contender makes three steps, weights and optimizer
+included: of tensors on a GPU, else of its process, less what it had before the model was built. The
+bytes that one feed-forward network keeps for its backward pass are counted, without the parameters.
+A second table shows the time a token for batches of several sizes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ import importlib.util
 import json
 import multiprocessing
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -38,147 +38,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.llama import TextbookFFN, TextbookLlama, litgpt_llama
+from benchmarks.memory import added_peak, in_own_process
 from polyvision import kernels
 from polyvision.analysis.result import text_table
-from polyvision.models.ffn import FeedForward, gated_hidden
+from polyvision.analysis.saved import SavedTensors
+from polyvision.models.ffn import FeedForward
 from polyvision.models.transformer import Transformer, TransformerShape
 from polyvision.training.compose import compose
 from polyvision.training.language import transformer_shape
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 OURS = ("swiglu", "polynorm", "polyrelu", "gelu")
-
-
-class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps), times a weight."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension."""
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * self.weight
-
-
-class SwiGLU(nn.Module):
-    """silu(x) times y."""
-
-    def forward(self, gate: Tensor, up: Tensor) -> Tensor:
-        """Multiply."""
-        return F.silu(gate) * up
-
-
-class PaperPolyNorm(nn.Module):
-    """PolyNorm in torch operations, as in Algorithm 2 of https://arxiv.org/abs/2411.03884."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(3) / 3)
-        self.bias = nn.Parameter(torch.zeros(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Sum the three normalised powers."""
-        powers = (x, x**2, x**3)
-        terms = (p * torch.rsqrt(p.pow(2).mean(-1, keepdim=True) + 1e-6) for p in powers)
-        return sum((w * t for w, t in zip(self.weight, terms, strict=True)), self.bias)
-
-
-class TextbookFFN(nn.Module):
-    """Two matrices, or three with a gate."""
-
-    def __init__(self, width: int, hidden: int, gated: bool) -> None:
-        super().__init__()
-        inner = gated_hidden(hidden) if gated else hidden
-        self.gate = nn.Linear(width, inner, bias=False) if gated else None
-        self.up = nn.Linear(width, inner, bias=False)
-        self.down = nn.Linear(inner, width, bias=False)
-        self.act: nn.Module = SwiGLU() if gated else PaperPolyNorm()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the network to the last dimension."""
-        h = self.act(self.up(x)) if self.gate is None else self.act(self.gate(x), self.up(x))
-        return self.down(h)
-
-
-class TextbookBlock(nn.Module):
-    """Attention and feed-forward network, each after a norm, with residuals."""
-
-    def __init__(self, shape: TransformerShape, gated: bool) -> None:
-        super().__init__()
-        self.heads, self.dim = shape.heads, shape.head_dim
-        self.norm1, self.norm2 = RMSNorm(shape.width), RMSNorm(shape.width)
-        self.q, self.k, self.v, self.out = (
-            nn.Linear(shape.width, shape.width, bias=False) for _ in range(4)
-        )
-        self.ffn = TextbookFFN(shape.width, shape.ffn_hidden, gated)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Apply the block to (B, T, width)."""
-        h = self.norm1(x)
-        q, k, v = (
-            part(h).view(*h.shape[:2], self.heads, self.dim).transpose(1, 2)
-            for part in (self.q, self.k, self.v)
-        )  # (B, H, T, head_dim)
-        q, k = (t * cos + _half_turned(t) * sin for t in (q, k))
-        y = F.scaled_dot_product_attention(q.to(v.dtype), k.to(v.dtype), v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).flatten(2))
-        return x + self.ffn(self.norm2(x))
-
-
-def _half_turned(x: Tensor) -> Tensor:
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((-b, a), dim=-1)
-
-
-class TextbookLlama(nn.Module):
-    """The whole model; the angles are computed once."""
-
-    def __init__(self, shape: TransformerShape, gated: bool) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(shape.vocab_size, shape.width)
-        self.blocks = nn.ModuleList(TextbookBlock(shape, gated) for _ in range(shape.layers))
-        self.norm = RMSNorm(shape.width)
-        self.head = nn.Linear(shape.width, shape.vocab_size, bias=False)
-        exponent = torch.arange(0, shape.head_dim, 2) / shape.head_dim
-        angles = torch.arange(shape.context)[:, None] * shape.rope_theta**-exponent
-        angles = torch.cat((angles, angles), dim=-1)  # (T, head_dim)
-        self.register_buffer("cos", angles.cos(), persistent=False)
-        self.register_buffer("sin", angles.sin(), persistent=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits."""
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x, self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]])
-        return self.head(self.norm(x))
+BATCHES = (1, 2, 4, 8, 16)
 
 
 def _cross_entropy(model: nn.Module) -> Loss:
     return lambda tokens, targets: F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
-
-
-def litgpt_llama(shape: TransformerShape) -> nn.Module:
-    """Build litgpt's model of the same sizes, with SwiGLU."""
-    from litgpt import GPT, Config
-
-    return GPT(
-        Config(
-            block_size=shape.context,
-            vocab_size=shape.vocab_size,
-            padded_vocab_size=shape.vocab_size,
-            n_layer=shape.layers,
-            n_head=shape.heads,
-            n_embd=shape.width,
-            intermediate_size=gated_hidden(shape.ffn_hidden),
-            mlp_class_name="LLaMAMLP",
-            norm_class_name="RMSNorm",
-            norm_eps=shape.norm_eps,
-            rotary_percentage=1.0,
-            parallel_residual=False,
-            bias=False,
-        )
-    )
 
 
 def contender(name: str, shape: TransformerShape) -> tuple[nn.Module, Loss]:
@@ -235,60 +111,67 @@ def random_tokens(shape: TransformerShape, sequences: int) -> Tensor:
     return torch.randint(shape.vocab_size, (sequences, shape.context + 1), device=device)
 
 
-def measure_times(
-    names: list[str], shape: TransformerShape, sequences: int, rounds: int
-) -> dict[str, list[float]]:
-    """Return the seconds of each round's step."""
-    tokens = random_tokens(shape, sequences)
-    made = {name: training_step(name, shape, tokens) for name in names}
-    for name, (_, parameters) in made.items():
-        print(f"{name:<22}{parameters:>14,} parameters", flush=True)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(rounds + 2):  # the first two warm up
-        for name, (step, _) in made.items():
-            start = time.perf_counter()
-            step()
-            if number >= 2:
-                times[name].append(time.perf_counter() - start)
-    return times
-
-
-def _resident(*, largest: bool) -> int:
-    """Return the bytes of this process in memory, now or at most so far."""
-    if largest:
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096
-
-
-def memory_of(name: str, shape: TransformerShape, sequences: int, threads: int) -> int:
-    """Return the largest number of bytes during three steps, in a process of its own."""
+def serve(
+    connection: Connection, name: str, shape: TransformerShape, sequences: int, threads: int
+) -> None:
+    """Send parameters and peak memory of a contender; then make a step when asked, and time it."""
     torch.set_num_threads(threads)
     tokens = random_tokens(shape, sequences)
-    before = _resident(largest=False)
-    step, _ = training_step(name, shape, tokens)
-    for _ in range(3):
+    made: list[tuple[Callable[[], float], int]] = []
+
+    def work() -> None:
+        made.append(training_step(name, shape, tokens))
+        for _ in range(3):
+            made[0][0]()
+
+    peak = added_peak(work, tokens.device.type)
+    ((step, parameters),) = made
+    connection.send((parameters, peak))
+    while connection.recv():
+        start = time.perf_counter()
         step()
-    if tokens.is_cuda:
-        return torch.cuda.max_memory_allocated()
-    return _resident(largest=True) - before
+        connection.send(time.perf_counter() - start)
 
 
-def measure_memory(
-    names: list[str], shape: TransformerShape, sequences: int
-) -> dict[str, int | None]:
-    """Return the peak of each contender; None where the system does not tell."""
-    if not sys.platform.startswith("linux"):
-        return dict.fromkeys(names)
+def measure(
+    names: list[str], shape: TransformerShape, sequences: int, rounds: int
+) -> tuple[dict[str, list[float]], dict[str, int | None]]:
+    """Return the seconds of each round's step, and the peak of memory.
+
+    Each contender lives in a process of its own: in a common one it would pay for the memory that
+    the one before it gave back to the system.
+    """
     context = multiprocessing.get_context("spawn")
-    found: dict[str, int | None] = {}
+    connections: dict[str, Connection] = {}
+    peaks: dict[str, int | None] = {}
     for name in names:
-        with context.Pool(1) as pool:
-            arguments = (name, shape, sequences, torch.get_num_threads())
-            found[name] = pool.apply(memory_of, arguments)
-    return found
+        connections[name], theirs = context.Pipe()
+        arguments = (theirs, name, shape, sequences, torch.get_num_threads())
+        context.Process(target=serve, args=arguments, daemon=True).start()
+        theirs.close()  # so that the end of the process is the end of the pipe
+        parameters, peaks[name] = connections[name].recv()
+        print(f"{name:<22}{parameters:>14,} parameters", flush=True)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(rounds):
+        for name, connection in connections.items():
+            connection.send(True)
+            times[name].append(connection.recv())
+    for connection in connections.values():
+        connection.send(False)
+    return times, peaks
+
+
+def seconds_a_token(name: str, shape: TransformerShape, rounds: int) -> dict[int, float]:
+    """Return the median time of a step divided by its tokens, by the number of sequences."""
+    steps = {n: training_step(name, shape, random_tokens(shape, n))[0] for n in BATCHES}
+    times: dict[int, list[float]] = {n: [] for n in BATCHES}
+    for number in range(rounds + 1):  # the first one warms up
+        for n, step in steps.items():
+            start = time.perf_counter()
+            step()
+            if number:
+                times[n].append((time.perf_counter() - start) / (n * shape.context))
+    return {n: statistics.median(values) for n, values in times.items()}
 
 
 def ffn_bytes(shape: TransformerShape) -> dict[str, float]:
@@ -299,21 +182,13 @@ def ffn_bytes(shape: TransformerShape) -> dict[str, float]:
     }
     for act in ("swiglu", "polynorm"):
         networks[f"textbook, {act}"] = TextbookFFN(shape.width, shape.ffn_hidden, act == "swiglu")
-    return {name: kept_bytes(network, x) / len(x) for name, network in networks.items()}
+    return {name: _kept(network, x) / len(x) for name, network in networks.items()}
 
 
-def kept_bytes(network: nn.Module, x: Tensor) -> int:
-    """Return the bytes that autograd keeps of a pass, parameters left out."""
-    own = {p.untyped_storage().data_ptr() for p in network.parameters()}
-    kept: dict[int, Tensor] = {}  # alive, so that no address is used twice
-
-    def keep(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+def _kept(network: nn.Module, x: Tensor) -> int:
+    with SavedTensors() as saved:
         network(x)
-    return sum(t.untyped_storage().nbytes() for address, t in kept.items() if address not in own)
+    return saved.bytes_without(network.parameters())
 
 
 def ratio(times: dict[str, list[float]], slower: str, faster: str) -> float:
@@ -341,9 +216,9 @@ def main() -> None:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     print(kernels.describe())
     names = contenders()
-    times = measure_times(names, shape, options.sequences, options.rounds)
-    peaks = measure_memory(names, shape, options.sequences)
+    times, peaks = measure(names, shape, options.sequences, options.rounds)
     kept = ffn_bytes(shape)
+    linear = in_own_process(seconds_a_token, "ours, polynorm", shape, min(options.rounds, 5))
     tokens = options.sequences * shape.context
     base = "ours, swiglu"
     rows = [
@@ -363,6 +238,9 @@ def main() -> None:
         f"{torch.get_num_threads()} threads"
     )
     print(f"\n{title}\n{text_table(header, rows)}\n")
+    cells = [f"{1e6 * seconds:.0f}" for seconds in linear.values()]
+    print("ours, polynorm: time by the size of the batch")
+    print(text_table(["sequences", *map(str, linear)], [["us a token", *cells]]), "\n")
     targets = {
         "ours by textbook, swiglu: speed, at least 1.00": ratio(times, "textbook, swiglu", base),
         "polynorm by swiglu: step time, at most 1.03": ratio(times, "ours, polynorm", base),
@@ -382,6 +260,7 @@ def main() -> None:
         "seconds": times,
         "peak_bytes": peaks,
         "ffn_bytes_per_token": kept,
+        "seconds_a_token": linear,
         "ratios": targets,
     }
     options.output.mkdir(parents=True, exist_ok=True)

@@ -93,6 +93,8 @@ def opened(function: Function, inputs: int) -> tuple[Function, list[Tensor]]:
     if not isinstance(function, nn.Module):
         return function, []
     names = [name for name, _ in function.named_parameters()]
+    if not names:
+        return function, []
 
     def call(*tensors: Tensor) -> Tensor:
         parameters = dict(zip(names, tensors[inputs:], strict=True))

@@ -104,8 +104,9 @@ class Attention(nn.Module):
         qkv = self._normalised(self.qkv(x))
         qkv = qkv.view(*x.shape[:2], -1, self.head_dim)  # (B, T, H + 2 KV, head_dim)
         # The gradient of this split is one concatenation; that of slices a sum of padded tensors.
-        qk, v = qkv.split_with_sizes((self.heads + self.kv_heads, self.kv_heads), dim=2)
-        q, k = apply_rotary(qk, rotation).split_with_sizes((self.heads, self.kv_heads), dim=2)
+        heads = (self.heads, self.kv_heads, self.kv_heads)
+        q, k, v = qkv.split_with_sizes(heads, dim=2)
+        q, k = apply_rotary(q, rotation), apply_rotary(k, rotation)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, H or KV, T, head_dim)
         if extend is not None:
             k, v = extend(k, v)  # (B, KV, S, head_dim)

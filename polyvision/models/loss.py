@@ -107,9 +107,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
             narrow = dlogits.to(dtype)
             if dx is not None:
                 dx[part] = narrow @ matrix
-            if needs[1]:
-                product = (narrow.t() @ states).to(wide)
-                dweight = product if dweight is None else dweight.add_(product)
+            if not needs[1]:
+                continue
+            if dweight is None:
+                dweight = (narrow.t() @ states).to(wide)
+            elif dtype == wide:
+                dweight.addmm_(narrow.t(), states)  # without a second matrix
+            else:
+                dweight += narrow.t() @ states
         ctx.save_for_backward(dx, dweight)
         ctx.dtypes = x.dtype, weight.dtype
         ctx.mark_non_differentiable(nats)
