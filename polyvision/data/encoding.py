@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -101,8 +102,9 @@ def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
 
 
 def _start(definition: str) -> None:
-    """Prepare a worker process: one thread, its own tokenizer."""
+    """Prepare a worker process: one thread, its own tokenizer; Ctrl-C is for the main process."""
     global _tokenizer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _tokenizer = tokenizer_from_json(definition)
 

@@ -19,6 +19,8 @@ __all__ = ["add_arguments", "describe", "run"]
 
 # Below this many bytes of files a second process takes longer to start than it saves.
 _SMALL = 16 << 20
+# What shells return for a command that Ctrl-C ended.
+_INTERRUPTED = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,17 +85,22 @@ def run(arguments: argparse.Namespace) -> str:
         _unescape(arguments.separator),
     )
     start = time.perf_counter()
-    with tqdm(total=size, unit="B", unit_scale=True, disable=not sys.stderr.isatty()) as bar:
-        corpus = prepare(
-            sources,
-            Path(arguments.out).expanduser(),
-            settings,
-            workers=_workers(size, arguments.tokenizer)
-            if arguments.workers is None
-            else arguments.workers,
-            overwrite=arguments.overwrite,
-            on_progress=lambda done: bar.update(done - bar.n) and None,
-        )
+    workers = arguments.workers
+    if workers is None:
+        workers = _workers(size, arguments.tokenizer)
+    try:
+        with tqdm(total=size, unit="B", unit_scale=True, disable=not sys.stderr.isatty()) as bar:
+            corpus = prepare(
+                sources,
+                Path(arguments.out).expanduser(),
+                settings,
+                workers=workers,
+                overwrite=arguments.overwrite,
+                on_progress=lambda done: bar.update(done - bar.n) and None,
+            )
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on where it stopped", file=sys.stderr)
+        raise SystemExit(_INTERRUPTED) from None
     seconds = time.perf_counter() - start
     rate = f"{len(sources):,} files, {size / 1e6:,.1f} MB, in {seconds:.1f} s"
     command = f"python train_lm.py data=shards data.path={corpus.folder}"

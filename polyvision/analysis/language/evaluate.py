@@ -13,7 +13,12 @@ from typing import Any
 from tqdm import tqdm
 
 from polyvision.analysis.language.corpora import Tokens, open_tokens
-from polyvision.analysis.language.harness import PRESETS, evaluate_tasks, require_harness
+from polyvision.analysis.language.harness import (
+    PRESETS,
+    evaluate_tasks,
+    find_tasks,
+    require_harness,
+)
 from polyvision.analysis.language.perplexity import score_tokens
 from polyvision.analysis.language.requests import Answerer
 from polyvision.analysis.language.trained import (
@@ -90,8 +95,9 @@ def run(arguments: argparse.Namespace) -> str:
         open_tokens(place, trained.tokenizer, text_key=arguments.text_key)
         for place in arguments.data
     ]
+    manager = find_tasks(arguments.tasks, arguments.task_folder) if arguments.tasks else None
     sets = [_score(trained, tokens, context, stride, arguments.batch_size) for tokens in opened]
-    tasks = _tasks(trained, arguments) if arguments.tasks else {}
+    tasks = {} if manager is None else _tasks(trained, arguments, manager)
     record = {
         "weights": str(trained.source),
         "step": trained.step,
@@ -143,7 +149,9 @@ def _score(
     }
 
 
-def _tasks(trained: TrainedModel, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
+def _tasks(
+    trained: TrainedModel, arguments: argparse.Namespace, manager: Any
+) -> dict[str, dict[str, float]]:
     with tqdm(unit="pass", disable=not sys.stderr.isatty()) as bar:
         answerer = Answerer(
             trained,
@@ -153,7 +161,7 @@ def _tasks(trained: TrainedModel, arguments: argparse.Namespace) -> dict[str, di
         return evaluate_tasks(
             answerer,
             arguments.tasks,
-            folder=arguments.task_folder,
+            manager,
             few_shot=arguments.few_shot,
             limit=arguments.limit,
         )

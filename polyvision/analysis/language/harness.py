@@ -11,9 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from polyvision.analysis.language.requests import Answerer
-from polyvision.errors import PolyvisionError, unknown
+from polyvision.errors import PolyvisionError, did_you_mean
 
-__all__ = ["PRESETS", "evaluate_tasks", "harness_model", "require_harness", "task_names"]
+__all__ = [
+    "PRESETS",
+    "evaluate_tasks",
+    "find_tasks",
+    "harness_model",
+    "require_harness",
+    "task_names",
+]
 
 # Zhuo et al. 2024, https://arxiv.org/abs/2411.03884: all of section 4; Table 1; Table 3.
 PRESETS: dict[str, tuple[str, ...]] = {
@@ -95,11 +102,36 @@ def harness_model(answerer: Answerer) -> Any:
     return HarnessModel()
 
 
+def find_tasks(tasks: Sequence[str], folder: Path | None = None) -> Any:
+    """Look tasks up, before anything else takes time.
+
+    Args:
+        tasks: names of the harness, of tasks in ``folder``, or of ``PRESETS``.
+        folder: task files (YAML) of your own.
+
+    Returns:
+        The harness's ``TaskManager``, for ``evaluate_tasks``.
+
+    Raises:
+        PolyvisionError: the package is not installed, or a task does not exist.
+    """
+    manager = _package("lm_eval.tasks").TaskManager(include_path=folder and str(folder))
+    for name in task_names(tasks):
+        if name not in manager.all_tasks:
+            hint = did_you_mean(name, [*manager.all_tasks, *PRESETS])
+            where = "" if folder is None else f", those in {folder}"
+            raise PolyvisionError(
+                f"unknown task {name!r}.{hint} Valid: {', '.join(PRESETS)}{where}, and the "
+                f"harness's {len(manager.all_tasks):,} (lm-eval ls tasks)"
+            )
+    return manager
+
+
 def evaluate_tasks(
     answerer: Answerer,
     tasks: Sequence[str],
+    manager: Any,
     *,
-    folder: Path | None = None,
     few_shot: int | None = None,
     limit: int | None = None,
 ) -> dict[str, dict[str, float]]:
@@ -107,8 +139,8 @@ def evaluate_tasks(
 
     Args:
         answerer: the language model.
-        tasks: names of the harness, of tasks in ``folder``, or of ``PRESETS``.
-        folder: task files (YAML) of your own.
+        tasks: the names that ``find_tasks`` found.
+        manager: what it returned.
         few_shot: examples before each question; None for what the task says.
         limit: documents of each task; None for all.
 
@@ -116,20 +148,13 @@ def evaluate_tasks(
         For each task and group its metrics, such as ``acc``, and ``acc_stderr`` where one is known.
 
     Raises:
-        PolyvisionError: the package is not installed, a task does not exist, or its data cannot be
-            loaded.
+        PolyvisionError: the data of a task cannot be loaded.
     """
     model = harness_model(answerer)
-    harness = _package("lm_eval")
-    manager = _package("lm_eval.tasks").TaskManager(include_path=folder and str(folder))
-    names = task_names(tasks)
-    for name in names:
-        if name not in manager.all_tasks:
-            raise unknown("task", name, [*manager.all_tasks, *PRESETS])
     try:
-        found: Mapping[str, Any] = harness.simple_evaluate(
+        found: Mapping[str, Any] = _package("lm_eval").simple_evaluate(
             model=model,
-            tasks=names,
+            tasks=task_names(tasks),
             num_fewshot=few_shot,
             limit=limit,
             task_manager=manager,

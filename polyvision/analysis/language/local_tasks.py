@@ -21,7 +21,9 @@ from polyvision.errors import PolyvisionError
 
 __all__ = ["MMLU", "SETS", "TAG", "add_arguments", "run", "write_tasks"]
 
-TAG, MMLU = "local_choice", "local_mmlu"
+# What names all tasks of SETS, and the group of MMLU's subjects.
+TAG = "local_choice"
+MMLU = "local_mmlu"
 
 # Task of the harness -> its file there, and the set's folder in the package.
 SETS: dict[str, tuple[str, str]] = {
