@@ -10,23 +10,35 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import timm
 import torch
 from torch import nn
 
-from polyvision.errors import PolyvisionError
+from polyvision.errors import PolyvisionError, unknown
 from polyvision.models.inputs import image_inputs
 from polyvision.models.swap import OnLeftover, check_activation, swap_activations
 from polyvision.models.swap_report import SwapReport
 from polyvision.models.weights import Loaded, load_pretrained
 
-__all__ = ["VisionModel", "create_vision_model"]
+__all__ = ["UnknownOption", "VisionModel", "create_vision_model"]
 
 # Set from arguments of their own.
 _RESERVED = ("act_layer", "img_size", "in_chans", "num_classes", "pretrained")
+_UNEXPECTED = re.compile(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'")
+
+
+class UnknownOption(PolyvisionError):
+    """A keyword that a network's constructor does not have: ``keyword``."""
+
+    def __init__(self, name: str, keyword: str, valid: Iterable[str]) -> None:
+        super().__init__(str(unknown(f"option of {name}", keyword, valid)))
+        self.keyword = keyword
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +152,26 @@ def _build(name: str, pretrained: bool, keywords: Mapping[str, Any]) -> nn.Modul
     """Build the plain network."""
     try:
         return timm.create_model(name, pretrained, **keywords)
+    except TypeError as error:
+        found = _UNEXPECTED.search(str(error))
+        if found is None or found[2] not in keywords:
+            raise PolyvisionError(f"timm could not build {name!r}: {error}") from error
+        raise UnknownOption(name, found[2], _options_of(name, found[1])) from error
     except Exception as error:  # constructors of a thousand models raise anything
         reason = " ".join(str(error).split()) or type(error).__name__
         raise PolyvisionError(f"timm could not build {name!r}: {reason}") from error
+
+
+def _options_of(name: str, owner: str) -> set[str]:
+    """Return the keywords of the class ``owner``, which timm builds under ``name``."""
+    module = sys.modules[timm.model_entrypoint(name.split(".")[0]).__module__]
+    classes = [getattr(module, owner, nn.Module)]
+    if dataclasses.is_dataclass(classes[0]):  # some networks leave unknown keywords to their shape
+        classes += [c for c in vars(module).values() if isinstance(c, type) and _is_network(c)]
+    variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    parameters = [p for c in classes for p in inspect.signature(c).parameters.values()]
+    return {p.name for p in parameters if p.kind not in variable} - set(_RESERVED)
+
+
+def _is_network(found: type) -> bool:
+    return issubclass(found, nn.Module) and "num_classes" in inspect.signature(found).parameters

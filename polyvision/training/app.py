@@ -100,10 +100,16 @@ def _sweep(options: list[str], overrides: list[str]) -> int:
     )
     failed = [(code, run) for code, run in zip(codes, runs, strict=True) if code]
     for code, run in failed:
+        if stopped_by is not None and code == 128 + stopped_by:
+            continue  # it has said so itself
         print(f"error: failed with {describe_code(code)}: {' '.join(run)}", file=sys.stderr)
     if stopped_by is not None:
         left = codes.count(None)
-        print(f"interrupted: {left} of {len(runs)} runs were not started", file=sys.stderr)
+        print(
+            f"interrupted: {left} of {len(runs)} runs were not started; the same command with "
+            f"resume=auto goes on",
+            file=sys.stderr,
+        )
         return 128 + stopped_by
     return failed[0][0] if failed else 0
 

@@ -52,7 +52,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         try:
             _check_sums(path)
             loaded: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        except OSError:
+        except FileNotFoundError:
             raise
         except Exception as error:
             reason = " ".join(str(error).split())

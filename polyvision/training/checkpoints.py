@@ -110,13 +110,13 @@ class Checkpoints(Callback):
         number = self.stopping.asked(trainer)
         if not number:
             return
-        if trainer.state.fn == TrainerFn.FITTING:  # otherwise after the last step, which is saved
+        if trainer.state.fn == TrainerFn.FITTING:  # otherwise after the last step
             # What Lightning calls a validation that was stopped at its first batch, and repeats.
             progress = trainer.fit_loop.epoch_loop.val_loop.batch_progress
             progress.reset()
             progress.increment_ready()
             progress.increment_started()
-            self._save(trainer)
+        self._save(trainer)
         raise Stopped(128 + number)
 
     def _save(self, trainer: Trainer) -> None:

@@ -26,6 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from polyvision.activations import activation_info, activation_names, create_activation
 from polyvision.errors import PolyvisionError, unknown
 from polyvision.training import schema
+from polyvision.training.recipe_options import check_schedule_options
 from polyvision.training.typed import load, with_defaults
 
 __all__ = [
@@ -46,8 +47,8 @@ SCRIPTS = {"vision": "train_vision", "language": "train_lm"}
 Task = Literal["vision", "language"]
 T = TypeVar("T")
 
-# Groups whose keys are names that the user chooses.
-_OPEN = re.compile(r"data\.(val|mix)[.=]")
+# Groups whose keys are names that the user chooses, or options that their readers check.
+_OPEN = re.compile(r"data\.(val|mix)[.=]|(model|data|recipe)\.(\w+_)?options\.\w+=")
 
 _SCHEMAS: dict[str, dict[str, type[Any]]] = {
     "vision": {
@@ -202,6 +203,11 @@ def _typed(values: Mapping[str, Any]) -> schema.Config:
             problems.append(_wrong_task(task, group, node))
         else:
             parts[group] = load(cls, node, group, problems)
+    if parts.get("recipe") is not None:
+        try:
+            check_schedule_options(parts["recipe"])
+        except PolyvisionError as error:
+            problems.append(str(error))
     parts["act"] = _activation(task, values["act"], problems)
     rest = {k: v for k, v in values.items() if k not in {*_SCHEMAS[task], "act"}}
     if "precision" in rest:
@@ -265,7 +271,7 @@ def _error(problems: Iterable[str]) -> PolyvisionError:
 
 
 def open_keys(overrides: list[str]) -> list[str]:
-    """Write ``data.val.<name>=`` as Hydra wants it, which adds to such groups only with ``++``."""
+    """Write ``data.val.<name>=`` and the like as Hydra wants it, which adds only with ``++``."""
     return [f"++{text}" if _OPEN.match(text) else text for text in overrides]
 
 
@@ -314,9 +320,6 @@ def _key_fits(
     node = OmegaConf.select(base, parent) if parent else base
     if isinstance(node, DictConfig) and leaf in list(node.keys()):  # `in` denies missing values
         return True
-    if parent.endswith("options") and isinstance(node, DictConfig):
-        problems.append(f"{key} is not set yet: add it with +{override.input_line}")
-        return False
     while parent and not OmegaConf.select(base, parent):  # name the first part that is wrong
         key, parent = parent, parent.rpartition(".")[0]
     node = OmegaConf.select(base, parent) if parent else base

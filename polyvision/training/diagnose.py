@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["first_non_finite"]
+__all__ = ["first_non_finite", "non_finite_samples"]
+
+
+def non_finite_samples(batch: Any) -> list[int]:
+    """Return the places of the samples in a batch of tensors that hold a non-finite value."""
+    tensors = [part for part in batch if isinstance(part, Tensor) and part.is_floating_point()]
+    bad = [(~t.isfinite()).reshape(len(t), -1).any(1) for t in tensors]
+    return sorted({int(i) for rows in bad for i in rows.nonzero()})
 
 
 def first_non_finite(model: nn.Module, forward: Callable[[], Any]) -> str:

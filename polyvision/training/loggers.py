@@ -46,7 +46,8 @@ class JsonLinesLogger(Logger):
 def truncate_metrics(path: Path, step: int) -> None:
     """Drop the lines after ``step``, which a resumed run writes again."""
     if path.exists():
-        lines = path.read_text().splitlines()
+        # What a disk lost is replaced by anything, also by no text.
+        lines = path.read_text(errors="replace").splitlines()
         kept = [line for line in lines if _step_of(line) <= step]
         write_whole(path, "".join(f"{line}\n" for line in kept))
 
@@ -54,5 +55,5 @@ def truncate_metrics(path: Path, step: int) -> None:
 def _step_of(line: str) -> float:
     try:
         return float(json.loads(line)["step"])
-    except ValueError:  # a kill can leave half a line at the end
+    except (ValueError, TypeError, KeyError):  # a kill can leave half a line at the end
         return math.inf

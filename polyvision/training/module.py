@@ -7,14 +7,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch import LightningModule
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor, nn
 
-from polyvision.errors import PolyvisionError
+from polyvision.errors import PolyvisionError, some
 from polyvision.training.averaging import WeightAverage, averaged_tag
 from polyvision.training.checkpoint import split_anew
-from polyvision.training.diagnose import first_non_finite
+from polyvision.training.diagnose import first_non_finite, non_finite_samples
 from polyvision.training.optimization import build_optimizer, build_schedule
 from polyvision.training.schema import RecipeConfig
 from polyvision.training.seeding import seed_all
@@ -171,6 +172,13 @@ class TaskModule(LightningModule):
         scaled = scaler is not None and torch.isfinite(self._loss)
         if scaled and scaler is not None and scaler.get_scale() > _SMALLEST_LOSS_SCALE:
             return  # the scaler sees the overflow too, skips this step and lowers its scale
+        samples = non_finite_samples(self._batch)
+        if samples:
+            raise NonFiniteError(
+                f"step {self.global_step}: the data is not finite: samples "
+                f"{some(map(str, samples))} of the batch hold inf or nan. Stopped before the "
+                f"optimizer step"
+            )
         where = first_non_finite(self.model, lambda: self._forward_again(self._batch))
         reason = "the loss scale collapsed" if scaled else "a value is not finite"
         raise NonFiniteError(
@@ -190,8 +198,15 @@ class TaskModule(LightningModule):
     # -- validation --------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:
-        """Begin new sums."""
+        """Begin new sums, of one network: batch norms differ from rank to rank while it trains.
+
+        A checkpoint, too, holds the first rank's.
+        """
         self._totals = [{} for _ in self._sets]
+        if self.trainer.world_size > 1:
+            for network in (self.model, *([self.average.model] if self.average else [])):
+                for buffer in network.buffers():
+                    dist.broadcast(buffer, src=0)
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Add one batch to the sums of its set, of the trained and of the averaged weights."""

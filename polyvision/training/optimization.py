@@ -16,6 +16,7 @@ from torch import nn
 
 from polyvision.activations import activation_modules
 from polyvision.errors import PolyvisionError, unknown
+from polyvision.training.recipe_options import check_optimizer_options, check_schedule_options
 from polyvision.training.schema import RecipeConfig
 
 __all__ = ["build_optimizer", "build_schedule", "learning_rate", "parameter_groups"]
@@ -115,6 +116,7 @@ def build_optimizer(
     rate = learning_rate(recipe)
     options = dict(recipe.optimizer_options)
     constructor = inspect.signature(get_optimizer_class(recipe.optimizer))
+    check_optimizer_options(recipe, constructor)
     if "fused" in constructor.parameters and not loss_scaling:
         options.setdefault("fused", True)
     groups = parameter_groups(
@@ -163,6 +165,7 @@ def build_schedule(
     Raises:
         ValueError: options that the schedule does not take.
     """
+    check_schedule_options(recipe)
     epochs = total_steps / epoch_steps
     warmup = recipe.warmup_epochs if warmup_steps is None else warmup_steps / epoch_steps
     warmup = min(warmup, epochs)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from polyvision.errors import PolyvisionError
 from polyvision.training.checkpoint import AtomicCheckpointIO
@@ -14,10 +16,14 @@ from polyvision.training.task import Task
 __all__ = ["check_files", "place_in"]
 
 
-def place_in(plan: Run) -> tuple[Run, int]:
+def place_in(plan: Run, accumulate: int) -> tuple[Run, int]:
     """Return the run with a checkpoint that is whole, and the step it goes on from; 0 for none.
 
     The last checkpoint may have been damaged since it was written: then it is the one before.
+
+    Args:
+        plan: the run.
+        accumulate: passes of an optimizer step from now on.
 
     Raises:
         PolyvisionError: there are checkpoints, and a run can go on from none.
@@ -25,30 +31,43 @@ def place_in(plan: Run) -> tuple[Run, int]:
     if plan.checkpoint is None:
         return plan, 0
     try:
-        return plan, _step_of(plan.checkpoint, plan)
+        state = _state(plan.checkpoint)
     except PolyvisionError as error:
         if plan.checkpoint != plan.last or not plan.previous.exists():
             raise PolyvisionError(f"{error}. {_advice(plan)}") from error
-        older = dataclasses.replace(plan, checkpoint=plan.previous)
-        step = _step_of(plan.previous, plan)
-        print(f"warning: {error}: going on from {plan.previous}, step {step}", file=sys.stderr)
-        return older, step
+        plan = dataclasses.replace(plan, checkpoint=plan.previous)
+        try:
+            state = _state(plan.previous)
+        except PolyvisionError as second:
+            raise PolyvisionError(f"{error}\n{second}. {_advice(plan)}") from second
+        _say(f"warning: {error}: going on from {plan.previous}")
+    then = state.get("accumulate", accumulate)
+    if then != accumulate:
+        _say(
+            f"note: recipe.accumulate was {then} and is {accumulate}. A step has the same samples "
+            "in other passes: sums are rounded differently, dropout and mixing draw other numbers, "
+            "batch norms see other batches"
+        )
+    return plan, int(state["global_step"])
 
 
-def _step_of(checkpoint: Path, plan: Run) -> int:
+def _say(text: str) -> None:
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(text, file=sys.stderr, flush=True)
+
+
+def _state(checkpoint: Path) -> dict[str, Any]:
     state = AtomicCheckpointIO().load_checkpoint(checkpoint)
     if not isinstance(state, dict) or "global_step" not in state:
         raise PolyvisionError(f"{checkpoint} is not the checkpoint of a run")
     if not state.get("optimizer_states"):
         raise PolyvisionError(f"{checkpoint} holds weights only, which no run can go on from")
-    return int(state["global_step"])
+    return state
 
 
 def _advice(plan: Run) -> str:
-    others = (plan.last, plan.previous)
-    other = next((p for p in others if p.exists() and p != plan.checkpoint), None)
-    if other is not None:
-        return f"Try resume={other}"
+    if plan.checkpoint not in (plan.last, plan.previous):
+        return f"resume={plan.folder} goes on from the run's last checkpoint"
     best = f", from its best weights with finetune={plan.best}" if plan.best.exists() else ""
     return f"Leave resume= out to start a new run{best}"
 

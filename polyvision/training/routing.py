@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
@@ -53,7 +53,7 @@ def load_figure(load: Tensor) -> Figure:
 
 
 class RoutingMonitor(Callback):
-    """Log the routing of the first rank's batches as often as the loss; its load at validations."""
+    """Log the routing of a batch, over all ranks, as often as the loss; its load at validations."""
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -61,16 +61,29 @@ class RoutingMonitor(Callback):
         """Write the scalars of this batch; reading them waits for the GPU, so not at each step."""
         due = trainer.global_step % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
         routing = _routing_of(pl_module)
-        if routing is None or not due or not trainer.is_global_zero:
+        if routing is None or not due:
             return
-        for logger in trainer.loggers:
-            logger.log_metrics(routing_scalars(routing), trainer.global_step)
+        scalars = routing_scalars(_over_ranks(routing, trainer))
+        if trainer.is_global_zero:
+            for logger in trainer.loggers:
+                logger.log_metrics(scalars, trainer.global_step)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the load of the last training batch."""
         routing, writer = _routing_of(pl_module), tensorboard(trainer)
-        if routing is not None and writer is not None:
-            writer.add_figure("router/load", load_figure(routing.load), trainer.global_step)
+        if routing is None:
+            return
+        load = _over_ranks(routing, trainer).load
+        if writer is not None:
+            writer.add_figure("router/load", load_figure(load), trainer.global_step)
+
+
+def _over_ranks(routing: Routing, trainer: Trainer) -> Routing:
+    """Average over the ranks, which have as many tokens each; all of them call it together."""
+    if trainer.world_size == 1:
+        return routing
+    reduce = trainer.strategy.reduce
+    return Routing(*(cast(Tensor, reduce(v.clone(), reduce_op="mean")) for v in routing))
 
 
 def _routing_of(pl_module: LightningModule) -> Routing | None:

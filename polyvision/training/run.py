@@ -118,6 +118,11 @@ def plan_run(config: Config) -> Run:
 def _plan(config: Config) -> Run:
     if _FOLDER_VARIABLE in os.environ and "LOCAL_RANK" in os.environ:
         return _existing(Path(os.environ[_FOLDER_VARIABLE]), config)
+    if "LOCAL_RANK" in os.environ:
+        raise PolyvisionError(
+            "the environment has LOCAL_RANK, as torchrun sets it: start the script without a "
+            "launcher; trainer.devices=<n> makes its own processes"
+        )
     if config.resume is None:
         return Run(_unused(_base(config)), new=True)
     if config.resume != "auto":

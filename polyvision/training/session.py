@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from polyvision.training.hardware import Hardware, resolve_hardware
 from polyvision.training.loader import TrainLoader, ValLoader, shared_batches, val_loader
 from polyvision.training.loggers import JsonLinesLogger, truncate_metrics
 from polyvision.training.monitor import ActivationMonitor
-from polyvision.training.optimization import build_optimizer
+from polyvision.training.optimization import build_optimizer, build_schedule
 from polyvision.training.plan import Steps, count_steps, plan_rows, train_batches
 from polyvision.training.quiet import quiet
 from polyvision.training.report import format_summary, format_table
@@ -54,7 +55,7 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
         print(f"{plan.folder} has finished already; nothing to resume")
         print(format_summary(plan, finished), flush=True)
         return finished
-    plan, first_step = place_in(plan)
+    plan, first_step = place_in(plan, config.recipe.accumulate)
     quiet()
     seed_everything(config.seed, verbose=False)
     # A checkpoint to go on from has the weights, wherever they came from at first.
@@ -62,7 +63,7 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
     task = follow_average(built, config.recipe)
     loader = train_batches(config, hardware, task)
     steps = count_steps(config, loader, task)
-    build_optimizer(task.model, config.recipe, loss_scaling=False)  # refuse bad options early
+    _refuse_bad_options(task, config, steps)
     batch = steps.batch_per_device
     cost = estimate_cost(task.model, lambda: task.make_input(batch), hardware.compute_dtype)
     rows = plan_rows(config, hardware, task, steps, cost, plan)
@@ -152,12 +153,15 @@ def _fit(
                 stack.enter_context(closing(each))
             stack.enter_context(stopping.listening(trainer))
             stack.enter_context(_recorded(run, board, trainer, task, facts, rows, first_step))
+            stack.enter_context(_no_rank_left_behind(trainer))
             trainer.fit(module, loader, val, ckpt_path=run.checkpoint)
             if task.monitor not in trainer.callback_metrics:  # stopped after the last step
                 trainer.validate(module, val, verbose=False)
     except SystemExit as stop:
-        code = stop.code if isinstance(stop, Stopped) else 130  # Lightning ends so after Ctrl-C
+        if not trainer.is_global_zero:  # a code would make the first rank's launcher kill it
+            raise SystemExit(0) from None
         _say_stopped(run, trainer, checkpoints)
+        code = stop.code if isinstance(stop, Stopped) else 130  # Lightning ends so after Ctrl-C
         raise SystemExit(code) from None
     summary = _summary(settings, task, trainer, checkpoints, throughput)
     summary["seconds"] = round(time.monotonic() - started, 1)
@@ -169,11 +173,33 @@ def _fit(
     return summary
 
 
+def _refuse_bad_options(task: Task, config: Config, steps: Steps) -> None:
+    """Build what Lightning would build only when the run has begun."""
+    optimizer = build_optimizer(task.model, config.recipe, loss_scaling=False)
+    build_schedule(
+        optimizer,
+        config.recipe,
+        total_steps=steps.schedule,
+        epoch_steps=steps.epoch,
+        warmup_steps=steps.warmup,
+    )
+
+
+@contextmanager
+def _no_rank_left_behind(trainer: Trainer) -> Iterator[None]:
+    """End the other ranks when the first one fails: they would wait for it."""
+    try:
+        yield
+    except Exception:
+        launcher: Any = trainer.strategy.launcher
+        if launcher is not None:
+            launcher.kill(signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
+        raise
+
+
 def _say_stopped(run: Run, trainer: Trainer, checkpoints: Checkpoints) -> None:
-    if not trainer.is_global_zero:
-        return
     step, saved = trainer.global_step, checkpoints.saved_step
-    place = "" if saved == step else f", which goes on from step {saved}"
+    place = "" if saved in (step, -1) else f", which goes on from step {saved}"
     where = f"go on with resume={run.folder}{place}" if run.last.exists() else "no checkpoint yet"
     with suppress(OSError):  # the terminal may be gone
         print(f"interrupted at step {step}: {where}", file=sys.stderr)
@@ -216,7 +242,12 @@ def _recorded(
 
 
 def _prepare_folder(run: Run, task: Task, first_step: int) -> None:
-    """Write the task's files; drop what a resumed run will write again."""
+    """Write the task's files; drop what a resumed run will write again.
+
+    The first rank does so, before it starts the others.
+    """
+    if "LOCAL_RANK" in os.environ:
+        return
     for name, text in task.files.items():
         write_whole(run.folder / name, text)
     metrics = run.folder / "metrics.jsonl"

@@ -56,7 +56,7 @@ class Stopping:
         again, self.number = bool(self.number), self.number or number
         if again and number == signal.SIGINT and not self._held:
             raise KeyboardInterrupt
-        if not again and "LOCAL_RANK" not in os.environ:
+        if not again and os.environ.get("LOCAL_RANK", "0") == "0":
             hint = ", Ctrl-C again stops at once" if number == signal.SIGINT else ""
             text = f"{signal.Signals(number).name}: stopping after this step{hint}\n"
             with contextlib.suppress(OSError):  # the terminal may be gone

@@ -16,7 +16,7 @@ from polyvision.data.images import Augment, ImageData, collate, load_image_data
 from polyvision.errors import PolyvisionError
 from polyvision.models.network import VisionNetwork, network_to_plain
 from polyvision.models.swap_report import Kept, SwapReport
-from polyvision.models.vision import VisionModel, create_vision_model
+from polyvision.models.vision import UnknownOption, VisionModel, create_vision_model
 from polyvision.training.finetune import start_from
 from polyvision.training.loader import MapDataset
 from polyvision.training.module import TaskModule
@@ -114,17 +114,20 @@ def build_task(config: Config) -> Task:
     )
     check_objective(recipe, len(data.classes))
     _check_test_size(config.model, config.data)
-    built = create_vision_model(
-        config.model.name,
-        config.act.name,
-        config.act.options,
-        num_classes=len(data.classes),
-        in_chans=data.in_chans,
-        image_size=data.image_size,
-        pretrained=config.model.pretrained,
-        model_kwargs=_model_options(config.model, recipe),
-        on_leftover=config.model.on_leftover,
-    )
+    try:
+        built = create_vision_model(
+            config.model.name,
+            config.act.name,
+            config.act.options,
+            num_classes=len(data.classes),
+            in_chans=data.in_chans,
+            image_size=data.image_size,
+            pretrained=config.model.pretrained,
+            model_kwargs=_model_options(config.model, recipe),
+            on_leftover=config.model.on_leftover,
+        )
+    except UnknownOption as error:
+        raise _in_words_of_the_recipe(error, config.model.name, recipe) from error
     _check_drop_path(built.model, config.model.name, recipe.drop_path)
     network = _network(config, data)
     if config.finetune is not None:
@@ -169,12 +172,26 @@ def _model_options(model: VisionModelConfig, recipe: VisionRecipeConfig) -> dict
     return options
 
 
+def _in_words_of_the_recipe(
+    error: UnknownOption, name: str, recipe: VisionRecipeConfig
+) -> PolyvisionError:
+    if error.keyword == "drop_path_rate" and recipe.drop_path:
+        return _no_drop_path(name, recipe.drop_path)
+    if error.keyword == "drop_rate" and recipe.drop:
+        return PolyvisionError(f"recipe.drop={recipe.drop:g}: {name} has no dropout; use 0")
+    return PolyvisionError(f"model.options.{error.keyword}: {error}")
+
+
+def _no_drop_path(name: str, rate: float) -> PolyvisionError:
+    return PolyvisionError(
+        f"recipe.drop_path={rate:g}: {name} has no paths that can be dropped; use 0"
+    )
+
+
 def _check_drop_path(model: nn.Module, name: str, rate: float) -> None:
     """Refuse a rate that a constructor took and dropped."""
     if rate and not any(isinstance(m, DropPath) and m.drop_prob for m in model.modules()):
-        raise PolyvisionError(
-            f"recipe.drop_path={rate:g}: {name} has no paths that can be dropped; use 0"
-        )
+        raise _no_drop_path(name, rate)
 
 
 def _check_test_size(model: VisionModelConfig, data: ImageDataConfig) -> None:

@@ -16,7 +16,17 @@ SMOOTH = ["recipe.loss=bce", "recipe.label_smoothing=0.9"]  # of 4 classes: 0.22
         (["recipe.repeats=17"], "recipe.repeats=17 is more than recipe.batch_size=16"),
         (["recipe.ema_warmup=true"], "recipe.ema_warmup=true needs recipe.ema_decay"),
         (["recipe.lr_scaling=sqrt"], "recipe.lr_scaling=sqrt needs recipe.lr_base_batch"),
-        (["model.name=vgg11", "recipe.drop_path=0.1"], "unexpected keyword argument 'drop_path"),
+        (
+            ["model.name=vgg11", "recipe.drop_path=0.1"],
+            "recipe.drop_path=0.1: vgg11 has no paths that can be dropped; use 0",
+        ),
+        (
+            ["model.options.drop_path_rat=0.1"],
+            "model.options.drop_path_rat: unknown option of test_resnet 'drop_path_rat'. "
+            "Did you mean 'drop_path_rate'?",
+        ),
+        (["model.options.layers=3"], "timm could not build 'test_resnet': 'int' object is not"),
+        (["recipe.optimizer_options.beta=1"], "does not read it. Did you mean 'betas'? Valid:"),
         (
             ["+model.options.drop_path_rate=0.3", "recipe.drop_path=0.1"],
             "recipe.drop_path=0.1 and model.options.drop_path_rate=0.3 are the same setting",

@@ -64,6 +64,23 @@ def test_defaults_of_the_two_scripts():
     )
 
 
+def test_options_that_a_file_does_not_have_need_no_plus():
+    given = ["recipe.schedule=wsd", "recipe.schedule_options.decay_epochs=0.1,0.2"]
+    given += [
+        "recipe.optimizer_options.eps=1e-6",
+        "data.options.samples=9",
+        "model.options.depth=2",
+    ]
+    configs = compose("vision", given)
+    assert [c.recipe.schedule_options for c in configs] == [
+        {"decay_epochs": 0.1},
+        {"decay_epochs": 0.2},
+    ]
+    assert configs[0].recipe.optimizer_options["eps"] == 1e-6
+    assert configs[0].data.options == {"samples": 9}
+    assert configs[0].model.options == {"depth": 2}
+
+
 def test_options_reach_the_label():
     (config,) = compose("vision", ["act.order=4", "act.bias=false"])
     assert config.act.options == {"order": 4, "eps": 1e-6, "bias": False}
@@ -101,7 +118,10 @@ def test_a_sweep_makes_every_combination():
         ("recipe.batch_size=true", "recipe.batch_size must be an integer, got True"),
         ("recipe.schedule=cosin", "unknown recipe.schedule 'cosin'. Did you mean 'cosine'?"),
         ("recipe.augment.hflip=2", "recipe.augment.hflip must be at most 1, got 2"),
-        ("recipe.optimizer_options.x=1", "add it with +recipe.optimizer_options.x=1"),
+        ("recipe.schedule_options.k_decays=1", "cosine does not read it. Did you mean 'k_decay'?"),
+        ("recipe.schedule_options.decay_rate=1", "Take it out with ~recipe.schedule_options.decay"),
+        ("recipe.shedule_options.k=1", "unknown key 'recipe.shedule_options'. Did you mean"),
+        ("model.option.k=1", "unknown key 'model.option'. Did you mean 'model.options'?"),
         ("+recipe.lrr=1", "unknown key 'recipe.lrr'. Did you mean 'recipe.lr'?"),
         ("model=timm", "model.name must be given: add model.name=<value>"),
         ("model=lm_tiny", "run `python train_lm.py model=lm_tiny`"),

@@ -72,7 +72,7 @@ def steps_of(*overrides, samples=1000, window=64):
     batch = 8
     if config.recipe.batch_tokens:
         batch = config.recipe.batch_tokens // window
-    passes = range(samples // (batch // config.recipe.accumulate))
+    passes = range(samples // batch * config.recipe.accumulate)
     loader = SimpleNamespace(batch_size=batch // config.recipe.accumulate)
     loader = type("Loader", (), {"__len__": lambda _: len(passes), **vars(loader)})()
     return count_steps(config, loader, task)
@@ -90,7 +90,7 @@ def test_tokens_become_steps():
     assert steps.total == 98  # 97.7 rounded up
     assert steps.warmup == 5
     assert steps.schedule == 196
-    assert steps.epoch == 63  # 250 passes by fours
+    assert steps.epoch == 62  # whole batches of 16
     assert steps.epochs == 2
 
 

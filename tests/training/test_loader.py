@@ -5,6 +5,7 @@ import itertools
 import multiprocessing
 import os
 import random
+import signal
 from contextlib import closing
 from types import SimpleNamespace
 
@@ -145,6 +146,40 @@ def test_the_number_of_ranks_may_change(before, after, data, monkeypatch):
     rest, _ = ranks(after, state)
     assert first + rest == whole
     assert len(whole) == 6
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_a_step_has_the_same_samples_however_it_is_split(repeats):
+    def steps(passes, state=None, taken=4):
+        loader = TrainLoader(Numbers(50), 12 // passes, seed=2, accumulate=passes, repeats=repeats)
+        if state is not None:
+            loader.load_state_dict(state)
+        seen, ends = [], []
+        loader.between = lambda: ends.append(len(seen))
+        for batch in loader:
+            seen += [row[0] for row in batch.tolist()]
+            if len(seen) == 12 * taken:
+                break
+        assert ends == list(range(12, len(seen), 12))  # after each step that another one follows
+        return seen, loader.state_dict()
+
+    whole, _ = steps(1)
+    assert len(whole) == 48  # not the two that fill no step
+    assert steps(4)[0] == whole
+    first, state = steps(3, taken=2)
+    assert first + steps(2, state, taken=2)[0] == whole
+
+
+def test_a_signal_to_all_processes_ends_no_worker():
+    loader = TrainLoader(Processes(40), 2, seed=0, workers=2)
+    seen = set()
+    for batch in loader:
+        for process in set(batch.tolist()) - seen:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                os.kill(process, number)
+        seen |= set(batch.tolist())
+    assert len(seen) == 2
+    loader.close()
 
 
 def test_too_few_samples_are_refused():

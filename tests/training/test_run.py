@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from polyvision.training.checkpoint import AtomicCheckpointIO
 from polyvision.training.compose import compose
 from polyvision.training.loggers import truncate_metrics
 from polyvision.training.run import config_differences, open_run, plan_run
+from polyvision.training.session import _prepare_folder
 
 
 @pytest.fixture
@@ -135,6 +137,27 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
     path.write_bytes(b"not a checkpoint")
     with pytest.raises(ValueError, match=r"last\.ckpt cannot be read as a checkpoint"):
         AtomicCheckpointIO().load_checkpoint(path)
+
+
+def test_a_further_rank_leaves_the_folder_alone(config, monkeypatch):
+    run = opened(config)
+    names = ["metrics.jsonl", "events.out.tfevents.1"]
+    for name in names:
+        (run.folder / name).write_text("of the first rank")
+    task = SimpleNamespace(files={"classes.json": "[]"})
+    with monkeypatch.context() as patch:
+        patch.setenv("LOCAL_RANK", "1")
+        assert plan_run(config).folder == run.folder
+        _prepare_folder(run, task, 0)
+    assert [(run.folder / name).exists() for name in names] == [True, True]
+    _prepare_folder(run, task, 0)
+    assert [(run.folder / name).exists() for name in names] == [False, False]
+
+
+def test_another_launcher_is_refused(config, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(PolyvisionError, match="start the script without a launcher"):
+        plan_run(config)
 
 
 def test_metrics_after_the_checkpoint_and_torn_lines_are_dropped(tmp_path):

@@ -207,6 +207,26 @@ def test_non_finite_loss_stops_before_the_step(train, monkeypatch):
     assert all(p.isfinite().all() for p in seen["module"].parameters())
 
 
+def test_pixels_that_are_not_finite_are_named(train, tmp_path, monkeypatch):
+    original = TaskModule.on_train_batch_start
+
+    def spoil(self, batch, batch_idx):
+        original(self, batch, batch_idx)
+        if self.global_step == 5:
+            batch[0][3, 0, 1, 1] = math.inf
+            batch[0][12, 2] = math.nan
+
+    more = ["trainer.checkpoint_every_n_steps=4", "trainer.max_epochs=2"]
+    with monkeypatch.context() as patch:
+        patch.setattr(TaskModule, "on_train_batch_start", spoil)
+        with pytest.raises(NonFiniteError, match="step 5: the data is not finite: samples 12, 3"):
+            train("vision", *more)
+    folder = folder_of(tmp_path)
+    assert torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 4
+    assert json.loads((folder / "state.json").read_text())["error"].startswith("NonFiniteError")
+    assert train("vision", *more, "resume=auto")["steps"] == 18
+
+
 def test_first_bad_module_is_named(train, monkeypatch):
     original = TaskModule.on_train_batch_start
 
