@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,8 @@ def _process_bytes(field: str) -> int:
 def added_peak(work: Callable[[], object], device: str = "cpu") -> int | None:
     """Return the most bytes in use during ``work()`` less those in use before it.
 
-    Bytes of tensors on a GPU, else of the process; None where the system does not tell (only Linux
-    does). ``ru_maxrss`` would not do: a process starts with the peak of the one that started it.
+    Bytes of tensors on a GPU, else of the process; None where the system does not tell.
+    ``ru_maxrss`` would not do: a process starts with the peak of the one that started it.
     """
     gc.collect()
     if device == "cuda":
@@ -33,9 +32,11 @@ def added_peak(work: Callable[[], object], device: str = "cpu") -> int | None:
         before = torch.cuda.memory_allocated()
         work()
         return torch.cuda.max_memory_allocated() - before
-    if not sys.platform.startswith("linux"):
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is now what is in use
+    except OSError:
+        work()
         return None
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is now what is in use
     before = _process_bytes("VmRSS")
     work()
     return _process_bytes("VmHWM") - before

@@ -17,18 +17,12 @@ from torch.autograd.function import once_differentiable
 
 from polyvision.kernels.recompute import autocast_now, leaf_gradients, opened, repeated, watched
 from polyvision.models.grouped import grouped_matmul, grouped_outer
+from polyvision.models.loss import compute_dtype
 from polyvision.models.router import Assignment
 
 __all__ = ["expert_down", "expert_up"]
 
 Function = Callable[..., Tensor]
-
-
-def _compute_dtype(x: Tensor) -> torch.dtype:
-    """Return autocast's dtype where it is on, else that of ``x``."""
-    device = x.device.type
-    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    return torch.get_autocast_dtype(device) if on and x.dtype != torch.float64 else x.dtype
 
 
 def _sum_of_experts(rows: Tensor, inverse: Tensor, tokens: int) -> Tensor:
@@ -83,7 +77,7 @@ def expert_up(x: Tensor, weight: Tensor, assignment: Assignment) -> Tensor:
         (M, hidden) in the order of the experts.
     """
     token, _, _, inverse, ends = assignment
-    dtype = _compute_dtype(x)
+    dtype = compute_dtype(x)
     h: Tensor
     if watched():
         rows = repeated(_rows_of, x.to(dtype), token)

@@ -1,8 +1,8 @@
 r"""RMSNorm with a short backward pass on CPUs, where torch has no kernel for it.
 
-There ``torch.nn.RMSNorm`` is five operations, of which autograd keeps two tensors of the input's
-size and whose gradient takes a dozen passes over memory: 7 % of a small model's step. Written out,
-with r one number a row,
+There ``torch.nn.RMSNorm`` is five operations: autograd keeps two tensors of the input's size, and
+the gradient takes a dozen passes over memory, 4 % of a small model's step. Written out, with r one
+number a row,
 
 .. math::
     y = x\,r\,w, \quad r = (\mathrm{mean}(x^2) + \epsilon)^{-1/2}, \qquad

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks import cross_entropy
 from benchmarks.llama import TextbookLlama
+from benchmarks.memory import added_peak
 from benchmarks.train_lm import OURS, contender, ffn_bytes
 from polyvision.models.transformer import Transformer, TransformerShape
 
@@ -67,3 +69,24 @@ def test_bytes_kept_are_counted_without_parameters() -> None:
     assert kept["ours, swiglu"] == 4 * (24 + 2 * 64)
     assert kept["ours, gelu"] == 4 * (24 + 96)
     assert kept["ours, polynorm"] < 0.55 * kept["textbook, swiglu"]
+
+
+def test_the_cross_entropies_agree() -> None:
+    operands = cross_entropy.operands(words=61, width=8, tokens=20)
+    losses, slopes = [], []
+    for name in cross_entropy.CONTENDERS:
+        losses.append(cross_entropy.step(name, *operands))
+        slopes.append(torch.cat([tensor.grad.flatten() for tensor in operands[:2]]))
+    assert len(losses) >= 2
+    assert losses == pytest.approx(losses[:1] * len(losses), rel=1e-6)
+    for slope in slopes:
+        torch.testing.assert_close(slope, slopes[0])
+
+
+def test_a_peak_counts_what_was_given_back() -> None:
+    big = torch.ones(2**25)  # an earlier peak of 128 MiB must not count
+    del big
+    peak = added_peak(lambda: torch.ones(2**24).sum())  # 64 MiB
+    if peak is None:
+        pytest.skip("this system does not tell the peak of memory")
+    assert 60 <= peak / 2**20 <= 80
