@@ -15,7 +15,6 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -37,12 +36,8 @@ def _logits(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 
 def _torch_chunks(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    torch_nn, function = cast(Any, torch.nn), cast(Any, F)
-    options = torch_nn.LinearCrossEntropyOptions()
-    loss: Tensor = function.linear_cross_entropy(
-        x, weight, targets, reduction="sum", options=options
-    )
-    return loss
+    options = torch.nn.LinearCrossEntropyOptions()
+    return F.linear_cross_entropy(x, weight, targets, reduction="sum", options=options)
 
 
 CONTENDERS: dict[str, Loss] = {"ours": _ours, "torch, logits": _logits}
