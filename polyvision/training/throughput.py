@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -129,6 +131,10 @@ def _peak_memory(device: torch.device) -> int | None:
         return torch.cuda.max_memory_allocated(device)
     if sys.platform == "win32":
         return None
+    status = Path("/proc/self/status")  # on Linux, where ru_maxrss begins with the parent's peak
+    own = re.search(r"VmHWM:\s*(\d+) kB", status.read_text() if status.exists() else "")
+    if own:
+        return int(own[1]) * 1024
     import resource  # not on Windows
 
     unit = 1 if sys.platform == "darwin" else 1024
