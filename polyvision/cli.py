@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -109,14 +111,20 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb and return the exit code: 0, or 2 for a mistake of the user."""
+    """Run one verb and return the exit code: 0, 2 for a mistake of the user, 128 + signal."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
         if given and not given[0].startswith("-") and given[0] not in _VERBS:
             raise unknown("verb", given[0], _VERBS)
         parsed = _parser(given).parse_args(given)
-        print(parsed.run(parsed))
+        print(parsed.run(parsed), flush=True)
     except PolyvisionError as error:
         print(f"polyvision: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # what reads the output has had enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's last flush
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        print(f"{' '.join(['polyvision', *given[:1]])}: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
     return 0

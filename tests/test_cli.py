@@ -1,5 +1,10 @@
 """The command line itself: what every verb shares."""
 
+import os
+import subprocess
+import sys
+import types
+
 import pytest
 
 from polyvision import cli
@@ -19,3 +24,24 @@ def test_mistakes_are_one_line(arguments, text, capsys):
     errors = capsys.readouterr().err
     assert text in errors
     assert errors.count("\n") == 1
+
+
+def test_a_reader_that_ends_early_is_no_error():
+    read, write = os.pipe()
+    os.close(read)
+    code = "import sys; from polyvision.cli import main; sys.exit(main(['env']))"
+    result = subprocess.run(
+        [sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True
+    )
+    os.close(write)
+    assert (result.returncode, result.stderr) == (141, "")
+
+
+def test_ctrl_c_is_one_line(monkeypatch, capsys):
+    def stopped(arguments):
+        raise KeyboardInterrupt
+
+    verb = types.SimpleNamespace(add_arguments=lambda parser: None, run=stopped)
+    monkeypatch.setattr(cli.importlib, "import_module", lambda place: verb)
+    assert cli.main(["env"]) == 130
+    assert capsys.readouterr().err == "polyvision env: interrupted\n"
