@@ -12,4 +12,6 @@ def quiet() -> None:
     """Leave them out, in this process."""
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated.*")
+    # What validation logs are sums over all ranks already.
+    warnings.filterwarnings("ignore", message=r".*recommended to use `self\.log.*sync_dist")
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)

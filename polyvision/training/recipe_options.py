@@ -11,6 +11,8 @@ __all__ = ["check_optimizer_options", "check_schedule_options"]
 
 # The recipe has keys of its own for these.
 _OWN = {"params", "lr", "weight_decay", "self"}
+# A recipe has them for its own optimizer; timm leaves them out for one that does not.
+_DROPPED = {"betas", "eps", "momentum"}
 
 _ALL = {"warmup_prefix", "noise", "noise_pct", "noise_std", "noise_seed"}
 _CYCLES = {"cycle_mul", "cycle_decay", "cycle_limit"}
@@ -34,7 +36,8 @@ def check_optimizer_options(recipe: RecipeConfig, constructor: inspect.Signature
     parameters = constructor.parameters
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return
-    _check("optimizer", recipe.optimizer, recipe.optimizer_options, set(parameters) - _OWN)
+    given = {k: v for k, v in recipe.optimizer_options.items() if k not in _DROPPED}
+    _check("optimizer", recipe.optimizer, given, set(parameters) - _OWN)
 
 
 def check_schedule_options(recipe: RecipeConfig) -> None:
