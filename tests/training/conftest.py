@@ -1,11 +1,21 @@
 """Small runs that take seconds."""
 
+import signal
+
 import pytest
 
 from polyvision.data.text import load_book
 from polyvision.training.compose import compose
 from polyvision.training.module import TaskModule
 from polyvision.training.session import run_task
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c_arrives():
+    """Undo what a shell does to programs that it starts with ``&``: they ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")
