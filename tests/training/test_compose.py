@@ -12,7 +12,7 @@ from polyvision import configs
 from polyvision.activations import activation_names
 from polyvision.errors import PolyvisionError
 from polyvision.training import schema
-from polyvision.training.compose import CONFIG_MODULE, SCRIPTS, check_keys, compose
+from polyvision.training.compose import CONFIG_MODULE, SCRIPTS, check_keys, compose, register_groups
 
 CONFIGS = Path(configs.__file__).parent
 SOURCE = Path(polyvision.__file__).parent
@@ -188,6 +188,7 @@ def test_every_key_is_read():
 
 @pytest.mark.parametrize("task", ["vision", "language"])
 def test_help_says_what_is_trained_and_not_hydras_name_of_the_program(task):
+    register_groups()
     with hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3"):
         config = hydra.compose(SCRIPTS[task], return_hydra_config=True)
     assert config.hydra.help.header.startswith(f"Trains a {task} model")
