@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from polyvision import __version__
+import polyvision
 from polyvision.errors import PolyvisionError, unknown
 
 __all__ = ["main"]
@@ -107,7 +107,9 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = _Parser(prog="polyvision", description=_ABOUT, epilog=_MORE)
-    parser.add_argument("--version", action="version", version=f"polyvision {__version__}")
+    parser.add_argument(
+        "--version", action="version", version=f"polyvision {polyvision.__version__}"
+    )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="verb")
     for name, (summary, place) in _VERBS.items():
         verb = verbs.add_parser(name, help=summary, description=summary)
