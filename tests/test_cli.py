@@ -7,6 +7,7 @@ import types
 
 import pytest
 
+import polyvision
 from polyvision import cli
 
 
@@ -45,3 +46,9 @@ def test_ctrl_c_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr(cli.importlib, "import_module", lambda place: verb)
     assert cli.main(["env"]) == 130
     assert capsys.readouterr().err == "polyvision env: interrupted\n"
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"polyvision {polyvision.__version__}\n"

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+from pathlib import Path
 
 import pytest
 import yaml
@@ -28,6 +29,11 @@ ACTS = {
 def language_model(**changes):
     (config,) = compose("language", [f"model.{key}={value}" for key, value in changes.items()])
     return config.model
+
+
+def test_the_documentation_lists_the_studies_in_order():
+    lines = (Path(__file__).parents[2] / "docs/ablate.md").read_text(encoding="utf-8").splitlines()
+    assert [line.split("`")[1] for line in lines if line.startswith("| `")] == list(STUDIES)
 
 
 @pytest.mark.parametrize("name", ACTS)

@@ -4,6 +4,7 @@ import ast
 import dataclasses
 from pathlib import Path
 
+import hydra
 import pytest
 
 import polyvision
@@ -11,7 +12,7 @@ from polyvision import configs
 from polyvision.activations import activation_names
 from polyvision.errors import PolyvisionError
 from polyvision.training import schema
-from polyvision.training.compose import check_keys, compose
+from polyvision.training.compose import CONFIG_MODULE, SCRIPTS, check_keys, compose, register_groups
 
 CONFIGS = Path(configs.__file__).parent
 SOURCE = Path(polyvision.__file__).parent
@@ -183,3 +184,12 @@ def test_every_key_is_read():
     indirect = {"task", "epochs", *(f.name for f in dataclasses.fields(schema.AugmentConfig))}
     fields = {f.name for name in schema.__all__ for f in dataclasses.fields(getattr(schema, name))}
     assert fields - read - indirect == set()
+
+
+@pytest.mark.parametrize("task", ["vision", "language"])
+def test_help_says_what_is_trained_and_not_hydras_name_of_the_program(task):
+    register_groups()
+    with hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+        config = hydra.compose(SCRIPTS[task], return_hydra_config=True)
+    assert config.hydra.help.header.startswith(f"Trains a {task} model")
+    assert "powered by Hydra" not in config.hydra.help.header + config.hydra.help.footer
