@@ -235,6 +235,7 @@ def test_text_and_shards_of_it_give_the_same(bpe_run, tmp_path, capsys) -> None:
     [
         ([], "say on what"),
         (["--data", "{empty}"], "there is no text in it"),
+        (["--data", "{one}"], "there is a single token, with none before it"),
         (["--data", "none.txt"], "no such file"),
         (["--data", "{text}", "--context", "13"], "more than the model's context of 12"),
         (["--data", "{text}", "--context", "4", "--stride", "5"], "--stride 5 is more than"),
@@ -246,7 +247,8 @@ def test_text_and_shards_of_it_give_the_same(bpe_run, tmp_path, capsys) -> None:
 def test_mistakes_are_one_line(byte_run, tmp_path, capsys, arguments, text) -> None:
     (tmp_path / "empty.txt").write_text("  ")
     (tmp_path / "text.txt").write_text("some text")
-    places = {"empty": tmp_path / "empty.txt", "text": tmp_path / "text.txt"}
+    (tmp_path / "one.txt").write_text("a")
+    places = {name: tmp_path / f"{name}.txt" for name in ("empty", "text", "one")}
     assert main(["evaluate", str(byte_run), *(a.format(**places) for a in arguments)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert text in line
