@@ -78,6 +78,7 @@ def load_language_data(
             name, {"tokenizer": tokenizer, "val_fraction": val_fraction}, "prepare-text sets it"
         )
         corpora = _corpora(path, mix or {})
+        _refuse_doubles(corpora, named)
         return _from_shards(corpora, mix or {}, named, context, seed)
     _refuse(name, {"mix": mix or None}, "it takes data=shards")
     return _from_text(name, context, path, tokenizer, val_fraction, named)
@@ -87,6 +88,15 @@ def _refuse(name: str, given: Mapping[str, object], why: str) -> None:
     for key, value in given.items():
         if value is not None:
             raise PolyvisionError(f"data={name} takes no data.{key} ({why}), got {value!r}")
+
+
+def _refuse_doubles(corpora: Mapping[str, Corpus], named: Mapping[str, Corpus]) -> None:
+    for key in corpora:
+        if key in named and "val" in corpora[key].parts:
+            raise PolyvisionError(
+                f"data.val.{key} has the name of data.mix.{key}, whose validation part is measured "
+                f"too: choose another name"
+            )
 
 
 def _from_text(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import lzma
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
@@ -56,6 +57,14 @@ class TokenWindows(Dataset[tuple[Tensor, Tensor]]):
             self.tokens[start : start + self.context + 1].astype(np.int64)
         )  # (context + 1,)
         return window[:-1], window[1:]
+
+    def fingerprint(self) -> str:
+        """Return a hash of the tokens and the context."""
+        return f"{self._hash}-{self.context}"
+
+    @cached_property
+    def _hash(self) -> str:
+        return hashlib.blake2b(np.ascontiguousarray(self.tokens).data, digest_size=8).hexdigest()
 
     @property
     def targets(self) -> np.ndarray:

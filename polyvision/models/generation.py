@@ -18,6 +18,8 @@ from polyvision.models.transformer import Transformer
 
 __all__ = ["generate", "next_token_probabilities", "stream"]
 
+_COLDEST = 1e-38  # about the smallest normal number of fp32
+
 
 def generate(
     model: Transformer,
@@ -50,7 +52,7 @@ def generate(
         (B, T + n) int64: the prompt and its continuation.
 
     Raises:
-        PolyvisionError: a value is out of range; the text names it.
+        PolyvisionError: a value is out of range, which the text names; or logits are not finite.
 
     Example:
         >>> from polyvision.models.transformer import TransformerShape
@@ -134,6 +136,11 @@ def stream(
                 logits = model.decode(tokens, cache)  # (B, V)
             else:
                 logits = model.decode(tokens[:, -1:], cache)
+            if not bool(logits.amax(-1).isfinite().all()):
+                raise PolyvisionError(
+                    "generate: the model's logits are inf or nan; try fp32 (--precision 32), or "
+                    "other weights"
+                )
             if temperature == 0:
                 token = logits.argmax(-1)  # (B,)
             else:
@@ -160,7 +167,8 @@ def next_token_probabilities(
         (B, V) probabilities; each row sums to 1.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    logits = (logits - logits.amax(-1, keepdim=True)) / temperature  # no overflow near 0
+    # No overflow near 0, and no 0 / 0 where fp32 rounds the temperature to 0.
+    logits = (logits - logits.amax(-1, keepdim=True)) / max(temperature, _COLDEST)
     if top_k is not None and top_k < logits.shape[-1]:
         smallest_kept = logits.topk(top_k).values[:, -1:]  # (B, 1)
         logits = logits.masked_fill(logits < smallest_kept, -math.inf)

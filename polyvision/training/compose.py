@@ -278,9 +278,9 @@ def open_keys(overrides: list[str]) -> list[str]:
 def _parse(overrides: list[str], problems: list[str]) -> list[Override]:
     parser = OverridesParser.create()
     parsed = []
-    for text in open_keys(overrides):
+    for text, opened in zip(overrides, open_keys(overrides), strict=True):
         try:
-            parsed.extend(parser.parse_overrides([text]))
+            parsed.extend(parser.parse_overrides([opened]))
         except HydraException:
             problems.append(f"cannot read {text!r}: {_advice(text)}")
     return parsed

@@ -42,7 +42,15 @@ class MapDataset(Sized, Protocol):
 
 
 @runtime_checkable
-class OrderedSamples(Sized, Protocol):
+class Fingerprinted(Protocol):
+    """Samples that a resumed run must find unchanged."""
+
+    def fingerprint(self) -> str:
+        """Return what tells the samples and their order from others."""
+
+
+@runtime_checkable
+class OrderedSamples(Sized, Fingerprinted, Protocol):
     """Samples without randomness of their own, in an order that each epoch shuffles itself.
 
     What is too large for a permutation in memory is read in this way.
@@ -50,9 +58,6 @@ class OrderedSamples(Sized, Protocol):
 
     def sample(self, epoch: int, index: int) -> Any:
         """Return one sample of an epoch."""
-
-    def fingerprint(self) -> str:
-        """Return what tells the samples and their order from others."""
 
 
 class _SeededSamples(Dataset[Any]):
@@ -198,7 +203,7 @@ class TrainLoader:
             "seed": self.seed,
             "repeats": self._order.repeats,
         }
-        if isinstance(self.samples, OrderedSamples):
+        if isinstance(self.samples, Fingerprinted):
             layout["data"] = self.samples.fingerprint()
         return layout
 
@@ -214,6 +219,8 @@ class TrainLoader:
             ValueError: the state is of other data, another seed or another batch of a step.
         """
         then, now = state["layout"], self._layout()
+        if "data" not in then:  # a checkpoint of before texts had a fingerprint
+            now.pop("data", None)
         other = [k for k in {**then, **now} if then.get(k) != now.get(k)]
         if other:
             changes = ", ".join(f"{k} {then.get(k)} -> {now.get(k)}" for k in other)

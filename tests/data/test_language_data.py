@@ -64,6 +64,16 @@ def test_a_mixture_of_folders(texts: Path, prepared: Prepare) -> None:
     assert data.plan["data first"].startswith("75 % of ")
 
 
+def test_a_named_set_does_not_replace_one_of_the_mixture(texts: Path, prepared: Prepare) -> None:
+    first = prepared(texts, out="first")
+    prepared(texts, out="second", seed=9)
+    place = {"path": str(first.folder.parent), "mix": {"first": 3.0, "second": 1.0}}
+    for name in ("first", "second"):
+        with pytest.raises(PolyvisionError, match=rf"data\.val\.{name} has the name of data\.mix"):
+            load(**place, val={name: str(first.folder)})
+    assert list(load(**place, val={"again": str(first.folder)}).named) == ["second", "again"]
+
+
 def test_a_text_takes_named_sets_of_its_tokenizer(
     texts: Path, prepared: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

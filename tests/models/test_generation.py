@@ -170,6 +170,7 @@ P = [0.1, 0.4, 0.2, 0.3]
         (0.5, None, 0.8, [0, 16 / 25, 0, 9 / 25]),  # top_p sees the tempered distribution
         (1.0, 2, 0.55, [0, 1, 0, 0]),  # and what top_k left: 4/7 > 0.55
         (1e-40, None, None, [0, 1, 0, 0]),
+        (1e-320, None, None, [0, 1, 0, 0]),  # 0 in fp32
         (1e30, None, None, [0.25] * 4),
     ],
 )
@@ -211,6 +212,15 @@ def test_samples_follow_the_distribution() -> None:
     assert ((counts - expected) ** 2 / expected).sum() < 16.3
     few = generate(Fixed(P), torch.zeros(n, 1, dtype=torch.int64), 1, seed=0, top_k=2)[:, 1]
     assert set(few.tolist()) == {1, 3}
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_logits_that_are_not_finite_are_one_line(value: float, temperature: float) -> None:
+    model = Fixed(P)
+    model.logits[2] = value
+    with pytest.raises(PolyvisionError, match=r"logits are inf or nan; try fp32"):
+        generate(model, torch.zeros(1, 3, dtype=torch.int64), 2, temperature=temperature)
 
 
 @pytest.mark.parametrize(

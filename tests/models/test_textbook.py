@@ -56,6 +56,31 @@ def test_losses_and_gradients_are_those_of_the_textbook(act: str) -> None:
     )
 
 
+@pytest.mark.parametrize("act", ["swiglu", "polynorm"])
+def test_fifty_steps_give_the_losses_of_the_textbook(act: str) -> None:
+    """Kernels, recomputed FFN and loss in chunks against plain operations, in fp32."""
+    ours, loss_of = contender(f"ours, {act}", SHAPE)
+    textbook = copied(ours, TextbookLlama(SHAPE, act == "swiglu"))
+    text = torch.randint(37, (8, 13))  # to be learned by heart
+
+    def expected_of(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(textbook(inputs).flatten(0, 1), targets.flatten())
+
+    curves = []
+    for model, loss in ((ours, loss_of), (textbook, expected_of)):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        curve = []
+        for _ in range(50):
+            optimizer.zero_grad()
+            value = loss(text[:, :-1], text[:, 1:])
+            value.backward()
+            optimizer.step()
+            curve.append(value.item())
+        curves.append(curve)
+    assert curves[0] == pytest.approx(curves[1], rel=1e-3)
+    assert curves[0][-1] < 0.5 * curves[0][0]
+
+
 def test_bytes_kept_are_counted_without_parameters() -> None:
     shape = dataclasses.replace(SHAPE, width=24, ffn_hidden=96)
     kept = ffn_bytes(shape)

@@ -68,6 +68,7 @@ def test_tags_are_the_same_for_all_activations_and_both_tasks(train, tmp_path):
             train(task, *SHORT, f"act={act}", f"run_root={tmp_path}/{task}/runs")
             found = events(tmp_path / task, act).Tags()
             scalars = {t for t in found["scalars"] if not t.startswith("act/")}
+            assert ("sample/text_summary" in found["tensors"]) == (task == "language")
             tags[task, act] = (scalars, found["histograms"], found["images"])
             inputs = {t.removesuffix("/input") for t in found["histograms"] if t.endswith("input")}
             outputs = {t.removesuffix("/output") for t in found["histograms"] if t.endswith("put")}

@@ -130,6 +130,7 @@ def test_a_sweep_makes_every_combination():
         ("recipe=book", "choose recipe= one of: cutout_baseline, digits, fashion, polycom_vision"),
         ("act=swiglu", "act=swiglu is gated"),
         ("seed", "cannot read 'seed': write key=value"),
+        ('data.mix={"a":1}', """cannot read 'data.mix={"a":1}': write key=value"""),
         ("dry_run=maybe", "dry_run must be true or false, got 'maybe'"),
         ("~model", "model is missing: choose model=<name>"),
         ("~precision", "precision is missing"),

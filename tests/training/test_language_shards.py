@@ -66,6 +66,19 @@ def test_bits_per_byte_count_the_bytes_of_the_targets(overrides, shards):
     assert "byte_lengths" not in module.state_dict()
 
 
+def test_the_z_loss_of_the_recipe_counts_in_training_only(overrides, shards):
+    (config,) = compose("language", [*overrides["language"], *shards, "recipe.z_loss=0.25"])
+    task = build_task(config)
+    module = task.module(task.model, config.recipe, seed=0, total_steps=1, epoch_steps=1)
+    batch = inputs, targets = tuple(part[None] for part in task.val[0])
+    logits = task.model(inputs)[0]
+    plain = torch.nn.functional.cross_entropy(logits, targets[0])
+    penalty = logits.logsumexp(-1).square().mean()
+    torch.testing.assert_close(module.loss(batch), plain + 0.25 * penalty)
+    totals = module.count(batch)
+    torch.testing.assert_close(totals["nats"] / totals["tokens"], plain)
+
+
 def test_a_stopped_run_goes_on_with_the_same_batches(train, shards, tmp_path):
     more = [*shards, "trainer.max_epochs=1", "trainer.val_every_n_steps=4"]
     whole = train("language", *more, "trainer.max_steps=12", "seed=1")

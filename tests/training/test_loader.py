@@ -14,6 +14,7 @@ import pytest
 import torch
 from timm.data.distributed_sampler import RepeatAugSampler
 
+from polyvision.data.text import TokenWindows
 from polyvision.errors import PolyvisionError
 from polyvision.training import order as order_module
 from polyvision.training.loader import TrainLoader, val_loader
@@ -308,3 +309,15 @@ def test_resume_within_repeats():
     assert seen + batches(resumed) == whole
     with pytest.raises(ValueError, match="repeats 3 -> 1"):
         TrainLoader(Numbers(12), 2, seed=1).load_state_dict(broken.state_dict())
+
+
+def test_a_text_that_changed_but_not_in_length_is_refused():
+    def loader(tokens):
+        return TrainLoader(TokenWindows(np.asarray(tokens, np.uint8), 4), 2, seed=0)
+
+    state = loader(range(50)).state_dict()
+    loader(range(50)).load_state_dict(state)
+    with pytest.raises(PolyvisionError, match=r"the data changed since the checkpoint \(data "):
+        loader(range(1, 51)).load_state_dict(state)
+    del state["layout"]["data"]  # as checkpoints had it once
+    loader(range(50)).load_state_dict(state)

@@ -72,6 +72,16 @@ def test_rates_shares_and_estimates(clock, tokens):
     assert measure.line().startswith(f"{unit}  data wait 0%")
 
 
+def test_mfu_is_the_flops_of_all_samples_by_the_peak_of_all_devices(clock, monkeypatch):
+    monkeypatch.setattr(throughput_module, "get_available_flops", lambda *_: 1e10)
+    measure = Throughput(4, 16, 3e9, torch.float32, 1, 10, lambda: 0.0)
+    trainer, logged = SimpleNamespace(global_step=0, world_size=2), []
+    measure.on_train_start(trainer, None)
+    measure.on_train_epoch_start(trainer, None)
+    steps(measure, clock, [2.0], trainer, logged)
+    assert logged[0]["perf/mfu"] == pytest.approx(2 * 3e9 / (2 * 1e10))  # 2 samples a second
+
+
 def test_a_long_epoch_does_not_pass_in_silence(clock, monkeypatch, capsys):
     monkeypatch.setattr("polyvision.training.callbacks._QUIET_SECONDS", 0.0)
     measure = Throughput(4, None, 1e9, torch.float32, 1, 10, lambda: 0.0)

@@ -51,7 +51,9 @@ def open_tokens(place: str, tokenizer: Tokenizer, *, text_key: str = "text") -> 
     prepared = any((folder / name).is_file() for name in (INDEX, PROGRESS))
     opened = _shards(place, tokenizer) if prepared else _text(place, tokenizer, text_key)
     if opened.count < 2:
-        raise PolyvisionError(f"--data {place}: there is no text in it")
+        single = opened.count == 1 and tokenizer.end is None
+        what = "a single token, with none before it" if single else "no text"
+        raise PolyvisionError(f"--data {place}: there is {what} in it")
     return opened
 
 

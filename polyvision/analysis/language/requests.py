@@ -97,7 +97,10 @@ class Answerer:
         whole = encode(context + text).tolist()
         bare = context.rstrip()
         if bare:
-            return whole, len(encode(bare))
+            # A text that only makes the context's last token longer is that token.
+            first = min(len(encode(bare)), len(whole) - bool(text))
+            if first:
+                return whole, first
         return [self.trained.first, *whole], 1
 
     def _score(self, requests: Sequence[tuple[list[int], int]]) -> list[tuple[float, bool]]:
@@ -173,6 +176,6 @@ def _keywords(options: Mapping[str, Any]) -> dict[str, Any]:
             f"temperature, top_k, top_p"
         )
     if sample:
+        keywords |= {"temperature": 1.0, "seed": 0}
         keywords |= {k: v for k, v in drawing.items() if v is not None}
-        keywords |= {"temperature": drawing["temperature"] or 1.0, "seed": 0}
     return keywords

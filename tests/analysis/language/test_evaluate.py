@@ -108,6 +108,24 @@ def test_loglikelihood_is_the_sum_of_the_text_after_its_context(bpe_run) -> None
         assert greedy == expected[1]
 
 
+def test_a_text_within_the_last_token_of_its_context_is_not_certain(bpe_run) -> None:
+    """Two letters that make one token: there is no boundary between context and text."""
+    trained = opened(bpe_run)
+    encode = trained.tokenizer.encode
+    pair = next(
+        word
+        for word in (b.decode(errors="replace") for b in trained.tokenizer.vocabulary)
+        if len(word) == 2 and word.isalpha() and len(encode("x " + word)) == len(encode("x ")) + 1
+    )
+    for context in (pair[0], "x " + pair[0]):
+        whole = encode(context + pair[1]).tolist()
+        ((value, _),) = Answerer(trained).loglikelihood([(context, pair[1])])
+        whole = whole if len(whole) > 1 else [trained.first, *whole]
+        expected = _one_window(opened(bpe_run), whole, len(whole) - 1)
+        assert value == pytest.approx(expected[0], rel=1e-5)
+        assert value < 0
+
+
 def _one_window(trained: TrainedModel, tokens: list[int], first: int) -> tuple[float, bool]:
     """Score the end of ``tokens`` in one pass over their last ``context`` + 1."""
     count = len(tokens) - first
@@ -157,6 +175,8 @@ def test_generate_until_is_greedy_unless_asked_and_ends_before_the_stops(byte_ru
         [("the", {"max_gen_toks": 6, "do_sample": True, "temperature": 9.0})]
     )
     assert drawn != plain[:1]
+    cold = {"max_gen_toks": 6, "do_sample": True, "temperature": 0}
+    assert answerer.generate_until([("the", cold)]) == plain[:1]
     with pytest.raises(PolyvisionError, match=r"unknown options .*beams"):
         answerer.generate_until([("the", {"beams": 2})])
 
@@ -215,6 +235,7 @@ def test_text_and_shards_of_it_give_the_same(bpe_run, tmp_path, capsys) -> None:
     [
         ([], "say on what"),
         (["--data", "{empty}"], "there is no text in it"),
+        (["--data", "{one}"], "there is a single token, with none before it"),
         (["--data", "none.txt"], "no such file"),
         (["--data", "{text}", "--context", "13"], "more than the model's context of 12"),
         (["--data", "{text}", "--context", "4", "--stride", "5"], "--stride 5 is more than"),
@@ -226,7 +247,8 @@ def test_text_and_shards_of_it_give_the_same(bpe_run, tmp_path, capsys) -> None:
 def test_mistakes_are_one_line(byte_run, tmp_path, capsys, arguments, text) -> None:
     (tmp_path / "empty.txt").write_text("  ")
     (tmp_path / "text.txt").write_text("some text")
-    places = {"empty": tmp_path / "empty.txt", "text": tmp_path / "text.txt"}
+    (tmp_path / "one.txt").write_text("a")
+    places = {name: tmp_path / f"{name}.txt" for name in ("empty", "text", "one")}
     assert main(["evaluate", str(byte_run), *(a.format(**places) for a in arguments)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert text in line
