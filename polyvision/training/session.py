@@ -275,7 +275,7 @@ def _trainer(
         **arguments,
         default_root_dir=run.folder,  # where Lightning would look for checkpoints of its own
         max_epochs=steps.epochs,
-        max_steps=-1 if trainer.max_steps is None else trainer.max_steps,
+        max_steps=steps.total,
         logger=loggers,
         callbacks=callbacks,
         val_check_interval=by_steps * recipe.accumulate if by_steps else None,
