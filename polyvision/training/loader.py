@@ -21,6 +21,7 @@ from polyvision.training.seeding import seed_all
 from polyvision.training.workers import Collate, data_loader, whole
 
 __all__ = [
+    "Fingerprinted",
     "MapDataset",
     "OrderedSamples",
     "TrainLoader",
