@@ -108,12 +108,17 @@ def build_optimizer(
     would unscale the gradients by itself and make clipping wrong.
 
     Raises:
-        ValueError: unknown optimizer, or options that it does not take.
+        ValueError: unknown optimizer, options that it does not take, or a schedule that would rise.
     """
     names = [str(name) for name in list_optimizers()]
     if recipe.optimizer not in names:
         raise unknown("recipe.optimizer", recipe.optimizer, names)
     rate = learning_rate(recipe)
+    if recipe.schedule != "constant" and recipe.min_lr > rate:
+        raise PolyvisionError(
+            f"recipe.min_lr={recipe.min_lr:g} is above the rate, {rate:g}, so that the schedule would "
+            f"rise: lower recipe.min_lr with recipe.lr"
+        )
     options = dict(recipe.optimizer_options)
     constructor = inspect.signature(get_optimizer_class(recipe.optimizer))
     check_optimizer_options(recipe, constructor)

@@ -65,6 +65,7 @@ def test_fused_only_without_loss_scaling():
             {"optimizer_options": {"beta": 1}},
             "optimizer_options.beta: recipe.optimizer=adamw does not read",
         ),
+        ({"lr": 1e-4, "min_lr": 3e-4}, "recipe.min_lr=0.0003 is above the rate, 0.0001"),
     ],
 )
 def test_bad_optimizers_are_refused(changes, text):
