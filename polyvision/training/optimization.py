@@ -116,7 +116,7 @@ def build_optimizer(
     rate = learning_rate(recipe)
     if recipe.schedule != "constant" and recipe.min_lr > rate:
         raise PolyvisionError(
-            f"recipe.min_lr={recipe.min_lr:g} is above the rate, {rate:g}, so that the schedule would "
+            f"recipe.min_lr={recipe.min_lr:g} is above the rate, {rate:g}, so the schedule would "
             f"rise: lower recipe.min_lr with recipe.lr"
         )
     options = dict(recipe.optimizer_options)
