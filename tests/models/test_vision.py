@@ -159,7 +159,7 @@ def test_a_module_that_one_block_calls_five_times() -> None:
         ({"activation_options": {"ordr": 2}}, "'ordr'. Did you mean 'order'? Valid: bias, eps"),
         ({"activation_options": {"dim": 1}}, "unknown option of activation 'polynorm' 'dim'"),
         ({"activation_options": {"order": 9}}, "order must be an integer from 1 to 8, got 9"),
-        ({"model_kwargs": {"depth": 3}}, "could not build 'test_resnet': "),
+        ({"model_kwargs": {"depth": 3}}, "unknown option of test_resnet 'depth'. Valid: aa_layer,"),
         ({"model_kwargs": {"in_chans": 1}}, "model_kwargs must not set 'in_chans'"),
         (
             {"name": "inception_v3", "size": 32},
