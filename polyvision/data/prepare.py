@@ -100,6 +100,7 @@ def prepare(
         "inputs": _sha256("".join(f"{s.name}\0{s.size}\n" for s in sources)),
         "files": len(sources),
     }
+    work = _Work(sources, out, settings, recipe, workers, on_progress)
     try:
         out.mkdir(parents=True, exist_ok=True)
         if not overwrite and _noted(out, recipe) is None and (out / INDEX).exists():
@@ -109,7 +110,7 @@ def prepare(
                 _clear(out, recipe)
             noted = _noted(out, recipe)  # again, now that nobody else writes
             if noted is not None or not (out / INDEX).exists():
-                _go_on(sources, out, settings, recipe, spec, noted, workers, on_progress)
+                _go_on(work, spec, noted)
     except OSError as error:
         what = error.filename or "a shard"  # a full disk names no file
         rest = "; the same command goes on" if (out / PROGRESS).exists() else ""
@@ -117,25 +118,29 @@ def prepare(
     return Corpus(out, "--out")
 
 
-def _go_on(
-    sources: list[Source],
-    out: Path,
-    settings: Settings,
-    recipe: dict[str, Any],
-    spec: TokenizerSpec,
-    noted: dict[str, Any] | None,
-    workers: int,
-    on_progress: Callable[[int], None] | None,
-) -> None:
+@dataclasses.dataclass(frozen=True)
+class _Work:
+    """What is to be done; ``recipe`` is what a folder must have been made with to go on."""
+
+    sources: list[Source]
+    out: Path
+    settings: Settings
+    recipe: dict[str, Any]
+    workers: int
+    on_progress: Callable[[int], None] | None
+
+
+def _go_on(work: _Work, spec: TokenizerSpec, noted: dict[str, Any] | None) -> None:
     """Do what is left to do; the index comes last."""
+    out, recipe = work.out, work.recipe
     if noted is None:  # claims the folder, for one that is killed before the first note
         _write(out / PROGRESS, json.dumps({"settings": recipe}))
     if (out / TOKENIZER).exists():
         tokenizer = tokenizer_from_json((out / TOKENIZER).read_text(encoding="utf-8"))
     else:
-        tokenizer = spec.make(_learn_from(sources, settings), end_token=True)
+        tokenizer = spec.make(_learn_from(work.sources, work.settings), end_token=True)
         _write(out / TOKENIZER, tokenizer.to_json())
-    parts = _encode_all(sources, out, settings, recipe, tokenizer, noted, workers, on_progress)
+    parts = _encode_all(work, tokenizer, noted)
     index = {
         "version": INDEX_VERSION,
         "tokenizer": {
@@ -163,17 +168,9 @@ def _check(settings: Settings, workers: int) -> None:
         raise PolyvisionError("--separator is empty; leave it out for one document a file")
 
 
-def _encode_all(
-    sources: list[Source],
-    out: Path,
-    settings: Settings,
-    recipe: dict[str, Any],
-    tokenizer: Tokenizer,
-    noted: dict[str, Any] | None,
-    workers: int,
-    on_progress: Callable[[int], None] | None,
-) -> dict[str, Any]:
+def _encode_all(work: _Work, tokenizer: Tokenizer, noted: dict[str, Any] | None) -> dict[str, Any]:
     """Encode everything after the noted place; return the counts of the parts."""
+    sources, out, settings = work.sources, work.out, work.settings
     noted = noted or {}
     file, item = noted.get("file", 0), noted.get("item", 0)
     side: str = noted.get("side", "train")
@@ -200,19 +197,19 @@ def _encode_all(
         def note() -> None:
             state = {name: writer.state() for name, writer in writers.items()}
             place = {"file": file, "item": item, "side": side, "parts": state}
-            _write(out / PROGRESS, json.dumps({"settings": recipe} | place))
+            _write(out / PROGRESS, json.dumps({"settings": work.recipe} | place))
 
         note()
         last = time.monotonic()
-        encoded = stack.enter_context(encode_in_order(tokenizer, pieces, workers))
+        encoded = stack.enter_context(encode_in_order(tokenizer, pieces, work.workers))
         for number, piece, found in encoded:
             if piece.begins and settings.val_fraction:
                 validates = in_validation(piece.text, settings.val_fraction, settings.seed)
                 side = "val" if validates else "train"
             _add(writers[side], piece, found, tokenizer.end)
             file, item = (number, item + 1) if number == file else (number, 1)
-            if on_progress is not None:
-                on_progress(before[number] + piece.position)
+            if work.on_progress is not None:
+                work.on_progress(before[number] + piece.position)
             if time.monotonic() - last > _NOTE_SECONDS:
                 note()
                 last = time.monotonic()
@@ -220,7 +217,7 @@ def _encode_all(
     try:
         _check_parts(parts, len(sources))
     except PolyvisionError:
-        _clear(out, recipe)
+        _clear(out, work.recipe)
         raise
     return parts
 
