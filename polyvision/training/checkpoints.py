@@ -12,6 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 
+from polyvision.analysis.metrics import higher_is_better
 from polyvision.training.run import Run
 from polyvision.training.stopping import Stopped, Stopping
 
@@ -26,7 +27,6 @@ class Checkpoints(Callback):
     Args:
         run: where to save.
         monitor: the validation metric that ``best`` follows.
-        mode: ``max`` or ``min``.
         every_n_steps: optimizer steps between further saves; None for none.
         stopping: tells whether to stop.
         shared_batches: for each validation set the number of batches that every rank has.
@@ -36,14 +36,15 @@ class Checkpoints(Callback):
         self,
         run: Run,
         monitor: str,
-        mode: str,
         every_n_steps: int | None,
         stopping: Stopping,
         shared_batches: Sequence[int],
     ) -> None:
         self.run = run
         self.monitor = monitor
-        self.sign = 1.0 if mode == "max" else -1.0
+        upwards = higher_is_better(monitor)
+        assert upwards is not None, f"{monitor} has no direction in polyvision.analysis.metrics"
+        self.sign = 1.0 if upwards else -1.0
         self.every_n_steps = every_n_steps
         self.stopping = stopping
         self.shared_batches = shared_batches

@@ -163,7 +163,6 @@ def build_task(config: Config) -> Task:
         val=data.val,
         plan=plan,
         monitor="val/loss",
-        mode="min",
         shown=["val/loss", "val/ppl", "val/bpb", *(f"val/{name}/loss" for name in data.named)],
         make_input=lambda n: torch.zeros(n, data.val.context, dtype=torch.long),
         tokens_per_sample=data.val.context,

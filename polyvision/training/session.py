@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 
+from polyvision.analysis.metrics import higher_is_better
 from polyvision.training.analyses import Analyses, probe
 from polyvision.training.board import Board, run_card
 from polyvision.training.callbacks import Console
@@ -115,7 +116,6 @@ def _fit(
     checkpoints = Checkpoints(
         run,
         task.monitor,
-        task.mode,
         config.trainer.checkpoint_every_n_steps,
         stopping,
         [shared_batches(each, steps.batch_per_device, hardware.devices) for each in sets],
@@ -140,7 +140,7 @@ def _fit(
     facts = {
         "settings": settings,
         "monitor": task.monitor,
-        "mode": task.mode,
+        "mode": "max" if higher_is_better(task.monitor) else "min",
         "total_steps": steps.total,
         "activation_bytes": cost.saved_bytes,
     }

@@ -28,8 +28,8 @@ class Task:
         train: training samples.
         val: validation samples.
         plan: labelled lines about model, activation and data.
-        monitor: the validation metric that decides which weights are best.
-        mode: ``max`` or ``min``.
+        monitor: the validation metric that decides which weights are best; its direction is in
+            ``polyvision.analysis.metrics``.
         shown: the validation metrics printed, in order.
         make_input: makes the model's input for a number of samples.
         collate: joins samples to a batch; None for torch's default.
@@ -46,7 +46,6 @@ class Task:
     val: MapDataset
     plan: list[tuple[str, str]]
     monitor: str
-    mode: str
     shown: list[str]
     make_input: Callable[[int], Tensor]
     collate: Collate | None = None

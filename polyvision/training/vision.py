@@ -144,7 +144,6 @@ def build_task(config: Config) -> Task:
         val=cast(MapDataset, data.val),
         plan=_plan(config, data, built),
         monitor="val/acc1",
-        mode="max",
         shown=["val/loss", "val/acc1", "val/acc5"],
         make_input=lambda n: torch.zeros(n, data.in_chans, data.image_size, data.image_size),
         collate=collate,

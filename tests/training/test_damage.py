@@ -104,7 +104,7 @@ def test_a_damaged_last_never_takes_the_place_of_the_one_before(tmp_path, monkey
         return [path.read_text() for path in (run.previous, run.last)]
 
     resumed = Run(tmp_path, checkpoint=run.previous)
-    saving = Checkpoints(resumed, "val/loss", "min", None, Stopping(), [1])
+    saving = Checkpoints(resumed, "val/loss", None, Stopping(), [1])
     saving._save(Trainer())
     assert files() == ["whole", "new"]
     saving._save(Trainer())
