@@ -44,6 +44,7 @@ _FREE_KEYS = frozenset(
         "data.workers",
         "data.root",
         "data.path",
+        "experiment.target",  # what others published; its keys, too, change nothing
         "recipe.accumulate",
         "trainer.devices",
         "trainer.log_every_n_steps",
@@ -279,7 +280,7 @@ def config_differences(
 ) -> list[tuple[str, Any, Any]]:
     """List (key, old, new) for each value that differs and matters for the result."""
     a, b = _flatten(old), _flatten(new)
-    keys = [k for k in {**a, **b} if k not in _FREE_KEYS]
+    keys = [k for k in {**a, **b} if k not in _FREE_KEYS and not k.startswith("experiment.target.")]
     return [(k, a.get(k), b.get(k)) for k in keys if a.get(k) != b.get(k)]
 
 

@@ -27,7 +27,7 @@ from polyvision.training.loader import TrainLoader, ValLoader, shared_batches, v
 from polyvision.training.loggers import JsonLinesLogger, truncate_metrics
 from polyvision.training.monitor import ActivationMonitor
 from polyvision.training.optimization import build_optimizer, build_schedule
-from polyvision.training.plan import Steps, count_steps, plan_rows, train_batches
+from polyvision.training.plan import Steps, count_steps, plan_rows, target_text, train_batches
 from polyvision.training.quiet import quiet
 from polyvision.training.report import format_summary, format_table
 from polyvision.training.resumption import check_files, place_in
@@ -165,8 +165,7 @@ def _fit(
         raise SystemExit(code) from None
     summary = _summary(settings, task, trainer, checkpoints, throughput)
     summary["seconds"] = round(time.monotonic() - started, 1)
-    target = config.experiment and config.experiment.target
-    summary["target"] = str(target) if target else None
+    summary["target"] = target_text(config, task)
     if trainer.is_global_zero:
         write_json(run.folder / "summary.json", summary)
         print(format_summary(run, summary), flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,8 @@ def write_whole(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.partial")
     try:
         partial.write_text(text)
+        with partial.open("r+b") as file:  # on the disk before it takes the name
+            os.fsync(file.fileno())
         partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 """A run folder under bad conditions: a full disk, a second writer, an end between two files."""
 
 import errno
+import os
 import json
 from pathlib import Path
 
@@ -32,6 +33,20 @@ def test_a_failed_write_keeps_the_old_text(tmp_path, monkeypatch):
         write_whole(path, "new text")
     assert path.read_text() == "old"
     assert [each.name for each in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def test_a_text_is_on_the_disk_before_it_takes_its_name(tmp_path, monkeypatch):
+    path, seen = tmp_path / "state.json", []
+    original = os.fsync
+
+    def noted(descriptor):
+        seen.append((os.path.getsize(descriptor), path.exists()))
+        original(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    write_whole(path, "whole")
+    assert seen == [(5, False)]
+    assert path.read_text() == "whole"
 
 
 def test_metrics_survive_a_disk_that_is_full_at_the_resume(tmp_path, monkeypatch):
