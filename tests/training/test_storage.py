@@ -1,8 +1,8 @@
 """A run folder under bad conditions: a full disk, a second writer, an end between two files."""
 
 import errno
-import os
 import json
+import os
 from pathlib import Path
 
 import pytest
