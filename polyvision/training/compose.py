@@ -267,7 +267,8 @@ def _activation(
 
 def _wrong_task(task: Task, group: str, node: Mapping[str, Any]) -> str:
     other, choice = node["task"], node["name"]
-    valid = [c for c in _groups(tuple(activation_names()))[group] if _task_of(group, c) in (None, task)]
+    choices = _groups(tuple(activation_names()))[group]
+    valid = [c for c in choices if _task_of(group, c) in (None, task)]
     return (
         f"{group}={choice} is for {other}, not for {task}: run `python {SCRIPTS[other]}.py "
         f"{group}={choice}`, or choose {group}= one of: {', '.join(valid)}"
