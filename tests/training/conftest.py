@@ -38,6 +38,7 @@ def overrides(small_text, tmp_path):
             "data=fake",
             "data.options.samples=160",
             "data.options.classes=4",
+            "data.options.source_size=40",  # 256 by default, which takes longer than training
             "data.image_size=32",
             "recipe.batch_size=16",
             "recipe.warmup_epochs=0",
