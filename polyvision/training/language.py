@@ -16,6 +16,7 @@ from polyvision.data.language_data import LanguageData, load_language_data
 from polyvision.data.tokenizers import Tokenizer
 from polyvision.errors import PolyvisionError
 from polyvision.models.generation import generate
+from polyvision.models.loss import IGNORED
 from polyvision.models.network import LanguageNetwork, network_to_plain
 from polyvision.models.shape import MoEShape, TransformerShape
 from polyvision.models.transformer import Losses, Transformer
@@ -61,7 +62,7 @@ class LanguageModule(TaskModule):
         sums: dict[str, float | Tensor] = {
             "nats": losses.nats,
             "tokens": losses.tokens,
-            "bytes": self.byte_lengths[batch[1]].sum(),
+            "bytes": self._bytes(batch[1]),
             "positions": batch[1].numel(),
         }
         if weight:
@@ -91,8 +92,12 @@ class LanguageModule(TaskModule):
     def count(self, batch: Batch) -> dict[str, Tensor]:
         """Return the summed cross-entropy in nats, and the number of tokens and of their bytes."""
         losses: Losses = self.model(*batch)
-        lengths = self.byte_lengths[batch[1]]
-        return {"nats": losses.nats, "tokens": losses.tokens, "bytes": lengths.sum()}
+        return {"nats": losses.nats, "tokens": losses.tokens, "bytes": self._bytes(batch[1])}
+
+    def _bytes(self, targets: Tensor) -> Tensor:
+        """Count the bytes of the targets that count."""
+        kept = targets != IGNORED
+        return self.byte_lengths[targets.where(kept, 0)].where(kept, 0).sum()
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         """Return loss (nats per token), perplexity and bits per byte."""

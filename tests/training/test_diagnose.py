@@ -1,4 +1,4 @@
-"""Which module is blamed for a value that is not finite, forward and backward, and what is advised."""
+"""Which module is blamed for a value that is not finite, and what is advised."""
 
 from __future__ import annotations
 
@@ -172,9 +172,7 @@ def test_resnet50_with_polyrelu_is_told_what_helps_and_it_does(images):
     labels = torch.arange(8)
     for options, sound in (({}, False), ({"init": "base"}, True)):
         torch.manual_seed(0)
-        built = create_vision_model(
-            "resnet50", "polyrelu", options, num_classes=10, image_size=32
-        )
+        built = create_vision_model("resnet50", "polyrelu", options, num_classes=10, image_size=32)
         model = built.model.train()
         finding = find_non_finite(model, lambda m=model: F.cross_entropy(m(images), labels))
         assert (finding is None) == sound
