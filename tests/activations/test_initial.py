@@ -42,7 +42,5 @@ def test_a_configuration_chooses_it_and_the_label_tells() -> None:
     assert config.act.label == "polyrelu-initbase"
     with pytest.raises(PolyvisionError, match=r"unknown act\.init 'bsae'.*Valid: base, equal"):
         compose("vision", ["act=polyrelu", "act.init=bsae"])
-    with pytest.raises(
-        PolyvisionError, match="unknown init of PolyReLU 'bsae'.*Valid: base, equal"
-    ):
+    with pytest.raises(PolyvisionError, match="unknown init of PolyReLU 'bsae'"):
         create_activation("polyrelu", init="bsae")
