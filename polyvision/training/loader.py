@@ -171,6 +171,11 @@ class TrainLoader:
         """End the worker processes."""
         self._stream = None
 
+    def batch_at(self, position: int) -> Any:
+        """Make a batch of the current epoch again, in this process."""
+        batches = self._order.after(self._epoch, position)
+        return whole(next(iter(data_loader(self._items(), 0, self.collate, batch_sampler=batches))))
+
     def _place(self, epoch: int, position: int) -> tuple[int, int]:
         return (epoch + 1, 0) if position == len(self) else (epoch, position)
 

@@ -107,7 +107,6 @@ def _fit(
         task.tokens_per_sample,
         3 * cost.flops / steps.batch_per_device,
         hardware.compute_dtype,
-        config.trainer.log_every_n_steps,
         steps.total,
         lambda: loader.waited,
     )

@@ -27,6 +27,7 @@ from polyvision.training.schema import (
     VisionModelConfig,
     VisionRecipeConfig,
 )
+from polyvision.training.steps import Sums
 from polyvision.training.task import Task
 
 __all__ = ["VisionModule", "build_task"]
@@ -56,12 +57,17 @@ class VisionModule(TaskModule):
         logits: Tensor = self.model(images.to(memory_format=torch.channels_last))
         return logits.float()
 
-    def loss(self, batch: Batch) -> Tensor:
-        """Return the recipe's mean loss of the batch."""
+    def losses(self, batch: Batch) -> tuple[Tensor, Sums]:
+        """Return the recipe's mean loss of the batch, and its sum over the images."""
         images, targets = batch
         if self.mixing is not None:
             images, targets = self.mixing(images, targets)
-        return self.training_loss(self._logits(images), targets)
+        loss = self.training_loss(self._logits(images), targets)
+        return loss, {"loss": loss.detach() * len(images), "images": len(images)}
+
+    def training_metrics(self, totals: dict[str, Tensor], step: int) -> dict[str, float]:
+        """Return the mean loss of an image."""
+        return {"train/loss": float(totals["loss"] / totals["images"])}
 
     def count(self, batch: Batch) -> dict[str, Tensor]:
         """Return the summed cross-entropy, the hits among the best 1 and 5, and the images."""

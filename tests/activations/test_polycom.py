@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -94,6 +94,7 @@ def test_a_configuration_is_offered_names_only() -> None:
         "kind": str,
         "order": int,
         "bias": bool,
+        "init": Literal["equal", "base"],
     }
 
 
