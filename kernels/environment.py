@@ -13,7 +13,7 @@ __all__ = ["add_arguments", "describe", "run"]
 
 def describe() -> str:
     """Return what ``polyvision env`` prints: the backends, which one each device gets, and why."""
-    from polyvision.kernels.cpu import build
+    from polyvision.files import cache_folder
 
     devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
     request = requested()
@@ -31,7 +31,7 @@ def describe() -> str:
         lines.append(f"{device:<9} computes with {choose(device)!r}")
     with contextlib.suppress(build.BuildError):
         lines.append(f"compiler  {build.compiler()}")
-    lines.append(f"cache     {build.cache_directory()}")
+    lines.append(f"cache     {cache_folder()}")
     return "\n".join(lines)
 
 

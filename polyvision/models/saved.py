@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from polyvision.errors import PolyvisionError, unknown
 from polyvision.models.network import Network, network_from_plain
+from polyvision.models.weight_files import read_tensor_file
 
 __all__ = ["WEIGHTS", "Saved", "load_model", "load_strictly", "open_saved", "read_json"]
 
@@ -129,7 +129,7 @@ def _checkpoint(folder: Path, file: Path, weights: str | None) -> Saved:
         raise PolyvisionError(
             f"{file} is one checkpoint; for the {weights} weights name the run folder {folder}"
         )
-    state = _read(file)
+    state = read_tensor_file(file)
     if not isinstance(state, dict) or not {_RAW, "global_step"} <= set(state):
         raise PolyvisionError(f"{file} is not the checkpoint of a run")
     averaged = isinstance(state.get(_EMA), Mapping)
@@ -176,7 +176,8 @@ def _export(folder: Path, weights: str | None) -> Saved:
     tokenizer = folder / "tokenizer.json"
     return Saved(
         network=network_from_plain(ours["network"], str(folder / "config.json")),
-        tensors=_read(source),
+        # An export of an earlier version has no digests.
+        tensors=read_tensor_file(source, sha256=ours.get("sha256", {}).get(source.name)),
         source=source,
         folder=folder,
         weights=ours["weights"],
@@ -218,19 +219,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise PolyvisionError(f"{path} is damaged: it holds no keys")
     return content
-
-
-def _read(path: Path) -> Any:
-    """Read a file of tensors, never running code from it."""
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of zip, pickle, safetensors or the file system
-        reason = " ".join(str(error).split())
-        raise PolyvisionError(f"{path} cannot be read as weights: {reason}") from error
 
 
 def _metrics(path: Path, step: int) -> dict[str, float]:

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from polyvision.activations import activation_modules
-from polyvision.errors import PolyvisionError
+from polyvision.errors import PolyvisionError, some
+from polyvision.models.weight_files import read_tensor_file
 
 __all__ = ["Loaded", "load_pretrained", "read_weights"]
 
@@ -130,15 +130,7 @@ def read_weights(path: str | Path) -> Mapping[str, Tensor]:
     Raises:
         PolyvisionError: the file cannot be read, or holds something else.
     """
-    try:
-        if Path(path).suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of zip, pickle, safetensors or the file system
-        reason = " ".join(str(error).split())
-        raise PolyvisionError(f"the weights in {str(path)!r} cannot be read: {reason}") from error
+    found = read_tensor_file(path)
     for key in ("state_dict", "model"):
         if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
             found = found[key]
