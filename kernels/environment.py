@@ -8,12 +8,14 @@ import contextlib
 import torch
 from polyvision.kernels.selection import BACKENDS, VARIABLE, choose, obstacle, requested
 
+from polyvision.files import cache_folder
+
 __all__ = ["add_arguments", "describe", "run"]
 
 
 def describe() -> str:
     """Return what ``polyvision env`` prints: the backends, which one each device gets, and why."""
-    from polyvision.files import cache_folder
+    from polyvision.kernels.cpu import build
 
     devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
     request = requested()

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+
 from polyvision.files import cache_folder
 
 __all__ = ["BuildError", "compiler", "library", "library_path"]

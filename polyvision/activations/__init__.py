@@ -1,6 +1,6 @@
 """Activations as modules, and the registry that names them."""
 
-from polyvision.activations.baselines import GEGLU, GELU, GLU, ReGLU, ReLU, ReLU2, SiLU, SwiGLU
+from polyvision.activations.baselines import GEGLU, GLU, ReGLU, ReLU2, SwiGLU
 from polyvision.activations.polynomial import (
     PolyCom,
     PolyNorm,
@@ -21,7 +21,6 @@ from polyvision.activations.registry import (
 
 __all__ = [
     "GEGLU",
-    "GELU",
     "GLU",
     "ActivationInfo",
     "PolyCom",
@@ -31,9 +30,7 @@ __all__ = [
     "PolyReLU",
     "PolyReLUNorm",
     "ReGLU",
-    "ReLU",
     "ReLU2",
-    "SiLU",
     "SwiGLU",
     "activation_info",
     "activation_modules",

@@ -28,6 +28,22 @@ __all__ = ["PolyCom", "PolyNorm", "PolyNorm2d", "PolyPReLU", "PolyReLU", "PolyRe
 _PAPER = "Zhuo et al. 2024, https://arxiv.org/abs/2411.03884"
 
 
+class _PReLU(nn.PReLU):
+    """PReLU in the dtype of its input, which PolyCom has widened, whatever that of the slope."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return nn.functional.prelu(input, self.weight.to(input.dtype))
+
+
+# Bases that the paper names beside ReLU and SiLU, which are registered, and the one that makes
+# PolyCom a plain polynomial.
+_PLAIN_BASES: dict[str, Callable[[], nn.Module]] = {
+    "identity": nn.Identity,
+    "prelu": _PReLU,
+    "sigmoid": nn.Sigmoid,
+}
+
+
 def _integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -320,10 +336,11 @@ class PolyCom(_Polynomial):
 
     Args:
         inplace: accepted and ignored.
-        rho: the base: name of a registered pointwise activation, or (in Python only) a function or
-            module of one tensor, deterministic, such as ``torch.tanh``. A module's parameters are
-            learned; ``device`` and ``dtype`` leave it as it is. To pickle a PolyCom, its function
-            must be one that can be imported.
+        rho: the base: name of a registered pointwise activation, ``identity``, ``prelu`` or
+            ``sigmoid``, or (in Python only) a function or module of one tensor, deterministic, such
+            as ``torch.tanh``. A module's parameters are learned (of ``prelu`` its slope); those of
+            a module that is passed stay on their device and in their dtype. To pickle a PolyCom,
+            its function must be one that can be imported.
         kind: "I" for powers of rho(x), "II" for rho of the powers.
         order: highest power r, 1 to 8.
         bias: learn a constant term.
@@ -358,8 +375,17 @@ class PolyCom(_Polynomial):
         self.kind = kind
         self.rho = _base(rho, device, dtype)
 
+    def reset_parameters(self) -> None:
+        """Set the coefficients to 1/order and the bias to 0, and those of the base to its own."""
+        super().reset_parameters()
+        reset = getattr(getattr(self, "rho", None), "reset_parameters", None)
+        if reset is not None:
+            reset()
+
     def forward(self, x: Tensor) -> Tensor:
         """Apply the activation to ``x``."""
+        if isinstance(x, torch.fx.Proxy):
+            return self._step_of_a_graph(x)
         return functional.polycom(x, self.weight, self.bias, rho=self.rho, kind=self.kind)
 
     def extra_repr(self) -> str:
@@ -368,6 +394,15 @@ class PolyCom(_Polynomial):
         return f"{rho}kind={self.kind!r}, order={self.order}" + (
             "" if self.bias is not None else ", bias=False"
         )
+
+    def _step_of_a_graph(self, x: Any) -> Any:
+        """Enter the module as one step: a graph of torch.fx takes no function as an argument."""
+        name = x.tracer.path_of_module(self)
+        if not name:
+            raise PolyvisionError(
+                "PolyCom is a single step for torch.fx: trace the network that holds it"
+            )
+        return x.tracer.create_proxy("call_module", name, (x,), {})
 
 
 def _name(function: Callable[[Tensor], Tensor]) -> str:
@@ -380,9 +415,12 @@ def _base(
     dtype: torch.dtype | None,
 ) -> Callable[[Tensor], Tensor]:
     """Return the function that ``rho`` names or is."""
-    bases = activation_names("pointwise")
+    registered = activation_names("pointwise")
+    bases = sorted({*registered, *_PLAIN_BASES})
     if isinstance(rho, str):
-        if rho not in bases:
+        if rho in _PLAIN_BASES and rho not in registered:
+            return _PLAIN_BASES[rho]().to(device=device, dtype=dtype)
+        if rho not in registered:
             raise unknown("base (rho) of PolyCom", rho, bases)
         return create_activation(rho).to(device=device, dtype=dtype)
     if inspect.isclass(rho):

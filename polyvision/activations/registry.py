@@ -53,6 +53,7 @@ class ActivationInfo:
 
 
 _REGISTRY: dict[str, ActivationInfo] = {}
+_MARK = "_polyvision_activation"  # attribute of a module made here: its registered name
 
 
 def register_activation(
@@ -143,15 +144,30 @@ def create_activation(name: str, **keywords: Any) -> nn.Module:
     for keyword in keywords:
         if keyword not in valid:
             raise unknown(f"keyword of activation {name!r}", keyword, valid)
-    return info.factory(**keywords)
+    module = info.factory(**keywords)
+    setattr(module, _MARK, name)
+    return module
 
 
 def is_activation(module: nn.Module) -> bool:
-    """Tell whether ``module`` is of a registered class."""
+    """Tell whether ``module`` was made by ``create_activation`` or is of a registered class.
+
+    A class of torch that is registered does not count by itself: a network may have modules of its
+    own of that class.
+    """
     factories: list[Any] = [info.factory for info in _REGISTRY.values()]
-    return issubclass(type(module), tuple(f for f in factories if inspect.isclass(f)))
+    classes = [f for f in factories if inspect.isclass(f) and f.__module__.split(".")[0] != "torch"]
+    return hasattr(module, _MARK) or isinstance(module, tuple(classes))
 
 
 def activation_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the registered activations inside ``model`` by their dotted names."""
-    return {name: module for name, module in model.named_modules() if is_activation(module)}
+    """Return the activations inside ``model`` by their dotted names.
+
+    One inside another, such as the base of a PolyCom, is part of that other one.
+    """
+    found: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        inside = "" in found or name.startswith(tuple(f"{outer}." for outer in found))
+        if is_activation(module) and not inside:
+            found[name] = module
+    return found

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from polyvision.activations import activation_modules
-from polyvision.errors import PolyvisionError, some
+from polyvision.errors import PolyvisionError
 from polyvision.models.weight_files import read_tensor_file
 
 __all__ = ["Loaded", "load_pretrained", "read_weights"]

@@ -76,6 +76,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 }
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", WRONG)
 def test_what_holds_no_weights_alone_is_named_in_one_line(name: str, tmp_path: Path) -> None:
     content, text = WRONG[name]
@@ -86,8 +87,7 @@ def test_what_holds_no_weights_alone_is_named_in_one_line(name: str, tmp_path: P
             content(path)
     else:
         torch.save(content, path)
-    with warnings.catch_warnings(), pytest.raises(PolyvisionError) as error:
-        warnings.simplefilter("error")
+    with pytest.raises(PolyvisionError) as error:
         read_tensor_file(path)
     assert text in str(error.value)
     assert "\n" not in str(error.value)

@@ -72,7 +72,9 @@ def test_anything_else_is_refused(change: dict[str, Tensor | None], text: str) -
 
 
 def test_files_that_hold_no_tensors(tmp_path: Path) -> None:
-    with pytest.raises(PolyvisionError, match=r"absent\.pth cannot be read as weights: there is no such"):
+    with pytest.raises(
+        PolyvisionError, match=r"absent\.pth cannot be read as weights: there is no such"
+    ):
         load_pretrained(swapped(), tmp_path / "absent.pth")
     torch.save([1, 2], tmp_path / "list.pth")
     with pytest.raises(PolyvisionError, match=r"holds no mapping of names to tensors"):
