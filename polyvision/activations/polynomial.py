@@ -23,7 +23,18 @@ from polyvision.activations.registry import (
 )
 from polyvision.errors import PolyvisionError, unknown
 
-__all__ = ["PolyCom", "PolyNorm", "PolyNorm2d", "PolyPReLU", "PolyReLU", "PolyReLUNorm"]
+__all__ = [
+    "FUNCTION_KEY",
+    "PolyCom",
+    "PolyNorm",
+    "PolyNorm2d",
+    "PolyPReLU",
+    "PolyReLU",
+    "PolyReLUNorm",
+]
+
+# Of a module's entry in the ``_metadata`` of a state_dict.
+FUNCTION_KEY = "polyvision_function"
 
 _PAPER = "Zhuo et al. 2024, https://arxiv.org/abs/2411.03884"
 
@@ -53,6 +64,8 @@ class _Polynomial(nn.Module):
 
     With ``groups`` there is a set for each group of rows: (groups, order) and (groups, 1).
     """
+
+    _function: str
 
     def __init__(
         self,
@@ -85,6 +98,45 @@ class _Polynomial(nn.Module):
             nn.Parameter(torch.empty(*sets, 1, device=device, dtype=dtype)) if bias else None
         )
         self.reset_parameters()
+
+    def function_name(self) -> str:
+        """Name the function that the coefficients belong to: others have the same shapes."""
+        return self._function
+
+    # PolyNorm's coefficients would load into a PolyReLU without a word, so the entry of the module
+    # in the ``_metadata`` of a state_dict names the function. It lasts through ``torch.save``.
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        entry = getattr(destination, "_metadata", {}).get(prefix[:-1])
+        if entry is not None:
+            entry[FUNCTION_KEY] = self.function_name()
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        trained = local_metadata.get(FUNCTION_KEY)
+        if trained not in (None, self.function_name()):
+            error_msgs.append(
+                f"{prefix[:-1] or 'the activation'} is {self.function_name()}, and its "
+                f"coefficients in the state_dict are those of {trained}"
+            )
+            return
+        super()._load_from_state_dict(
+            state_dict,
+            prefix,
+            local_metadata,
+            strict,
+            missing_keys,
+            unexpected_keys,
+            error_msgs,
+        )
 
     def reset_parameters(self) -> None:
         """Set every coefficient to 1/order and the bias to 0, the paper's initial values."""
@@ -126,6 +178,8 @@ class PolyNorm(_Polynomial):
         >>> PolyNorm(order=2)(torch.randn(4, 8)).shape
         torch.Size([4, 8])
     """
+
+    _function = "PolyNorm"
 
     def __init__(
         self,
@@ -202,6 +256,8 @@ class PolyReLUNorm(PolyNorm):
         [[0.0, 0.0]]
     """
 
+    _function = "PolyReLUNorm"
+
     def forward(self, x: Tensor, group: Tensor | None = None) -> Tensor:
         """Apply the activation to ``x``; ``group`` names the coefficients of each row."""
         return functional.poly_relu_norm(
@@ -238,6 +294,8 @@ class PolyReLU(_Polynomial):
         >>> PolyReLU(order=2)(torch.tensor([-1.0, 2.0])).tolist()
         [0.0, 3.0]
     """
+
+    _function = "PolyReLU"
 
     def __init__(
         self,
@@ -286,6 +344,8 @@ class PolyPReLU(_Polynomial):
         >>> PolyPReLU(order=1)(torch.tensor([-4.0, 2.0])).tolist()
         [-1.0, 2.0]
     """
+
+    _function = "PolyPReLU"
 
     def __init__(
         self,
@@ -374,6 +434,11 @@ class PolyCom(_Polynomial):
             raise PolyvisionError(f"PolyCom: kind must be 'I' or 'II', got {kind!r}")
         self.kind = kind
         self.rho = _base(rho, device, dtype)
+
+    def function_name(self) -> str:
+        """Name the function that the coefficients belong to, with base and kind."""
+        base = getattr(self.rho, "__name__", type(self.rho).__name__).lstrip("_")
+        return f"PolyCom(rho={base}, kind={self.kind})"
 
     def reset_parameters(self) -> None:
         """Set the coefficients to 1/order and the bias to 0, and those of the base to its own."""

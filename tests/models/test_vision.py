@@ -160,7 +160,11 @@ def test_a_module_that_one_block_calls_five_times() -> None:
         ({"activation_options": {"dim": 1}}, "unknown option of activation 'polynorm' 'dim'"),
         ({"activation_options": {"order": 9}}, "order must be an integer from 1 to 8, got 9"),
         ({"model_kwargs": {"depth": 3}}, "unknown option of test_resnet 'depth'. Valid: aa_layer,"),
-        ({"model_kwargs": {"in_chans": 1}}, "model_kwargs must not set 'in_chans'"),
+        ({"model_kwargs": {"in_chans": 1}}, "(model_kwargs) cannot set in_chans: it is the number"),
+        (
+            {"model_kwargs": {"num_classes": 5}},
+            "model.options (model_kwargs) cannot set num_classes: it is the number of classes in",
+        ),
         (
             {"name": "inception_v3", "size": 32},
             "cannot be traced on inputs of shape (2, 3, 32",
