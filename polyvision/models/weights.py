@@ -21,6 +21,13 @@ __all__ = ["Loaded", "function_name", "load_pretrained", "load_tensors", "read_w
 # Names that torch.compile, FSDP and activation checkpointing put between those of modules.
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
+# Advice for networks of transformers, some of which rename tensors when they save and load.
+_SAVE_PRETRAINED = (
+    " A file of save_pretrained can have other names than the network: load the weights of a plain "
+    "network by from_pretrained before the swap, and those of a swapped one from a file of "
+    "torch.save(model.state_dict(), file)"
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
@@ -169,6 +176,7 @@ def load_tensors(
         more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
         raise PolyvisionError(
             f"the weights do not fit {type(model).__name__}: {shown}{more}. Nothing was loaded."
+            f"{_SAVE_PRETRAINED if hasattr(model, 'save_pretrained') else ''}"
         )
     fitting = {n: value for n, value in given.items() if n not in dropped | replaced}
     model.load_state_dict({names[n]: value for n, value in fitting.items()}, strict=False)
