@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 import types
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -18,6 +19,7 @@ __all__ = [
     "activation_info",
     "activation_modules",
     "activation_names",
+    "activation_origin",
     "create_activation",
     "is_activation",
     "register_activation",
@@ -42,6 +44,7 @@ class ActivationInfo:
         formula: one line of plain text.
         factory: class or function that builds the module.
         options: a dataclass whose fields are the keywords a user may set, with their defaults.
+        module: name of the module that registered it.
     """
 
     name: str
@@ -50,6 +53,7 @@ class ActivationInfo:
     formula: str
     factory: Callable[..., nn.Module]
     options: type[Any]
+    module: str
 
 
 _REGISTRY: dict[str, ActivationInfo] = {}
@@ -69,12 +73,13 @@ def register_activation(
     """
     if kind not in get_args(Kind):
         raise unknown("activation kind", kind, get_args(Kind))
+    module = str(sys._getframe(1).f_globals.get("__name__"))
 
     def decorate(factory: Factory) -> Factory:
         if name in _REGISTRY:
             raise PolyvisionError(f"an activation named {name!r} is registered already")
         _REGISTRY[name] = ActivationInfo(
-            name, kind, source, formula, factory, _options_of(name, factory)
+            name, kind, source, formula, factory, _options_of(name, factory), module
         )
         return factory
 
@@ -126,7 +131,23 @@ def activation_info(name: str) -> ActivationInfo:
     try:
         return _REGISTRY[name]
     except KeyError:
-        raise unknown("activation", name, _REGISTRY) from None
+        raise PolyvisionError(
+            f"{unknown('activation', name, _REGISTRY)} One of your own is known once the module "
+            f"that registers it has been imported."
+        ) from None
+
+
+def activation_origin(name: str) -> str | None:
+    """Return the module of a user that registered an activation; for a script, its file.
+
+    None for one of this project, which is always there.
+    """
+    module = activation_info(name).module
+    if module.split(".")[0] == "polyvision":
+        return None
+    if module == "__main__":
+        return str(getattr(sys.modules["__main__"], "__file__", None) or "an interactive session")
+    return module
 
 
 def create_activation(name: str, **keywords: Any) -> nn.Module:

@@ -14,7 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from polyvision.activations import PolyNorm2d, activation_info, activation_modules
+from polyvision.activations import (
+    PolyNorm2d,
+    activation_info,
+    activation_modules,
+    activation_origin,
+)
 from polyvision.models.network import VisionNetwork, network_to_plain
 from polyvision.models.saved import Saved
 
@@ -42,6 +47,7 @@ def export_config(saved: Saved, model: nn.Module) -> tuple[dict[str, Any], list[
         "activation": {
             "name": network.activation,
             "options": dict(network.activation_options),
+            "registered_by": activation_origin(network.activation),
             "coefficients": "ascending: weight[i] multiplies the power i + 1",
             "sites": {
                 name: getattr(module, "dim", None)
