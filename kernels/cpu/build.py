@@ -22,7 +22,9 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["BuildError", "cache_directory", "compiler", "library", "library_path"]
+from polyvision.files import cache_folder
+
+__all__ = ["BuildError", "compiler", "library", "library_path"]
 
 _HERE = Path(__file__).parent
 _SOURCES = ("kernels.cpp", "norm.h", "relu.h", "strips.h", "vectors.h")
@@ -31,13 +33,6 @@ _TIMEOUT_S = 600
 
 class BuildError(RuntimeError):
     """The kernels cannot be built or loaded here; the text says why."""
-
-
-def cache_directory() -> Path:
-    """Return ``$POLYVISION_CACHE``, ``$XDG_CACHE_HOME/polyvision`` or ``~/.cache/polyvision``."""
-    if path := os.environ.get("POLYVISION_CACHE"):
-        return Path(path)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polyvision"
 
 
 def compiler() -> str:
@@ -86,7 +81,7 @@ def library_path() -> Path:
     parts = [version.stdout, *_flags(), _cpu(), torch.__version__]
     parts += [(_HERE / name).read_text() for name in _SOURCES]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    return cache_directory() / f"cpu-{digest}.so"
+    return cache_folder() / f"cpu-{digest}.so"
 
 
 def _build(path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,32 @@ from polyvision.activations.registry import (
 )
 from polyvision.errors import PolyvisionError, unknown
 
-__all__ = ["PolyCom", "PolyNorm", "PolyNorm2d", "PolyPReLU", "PolyReLU", "PolyReLUNorm"]
+__all__ = [
+    "PolyCom",
+    "PolyNorm",
+    "PolyNorm2d",
+    "PolyPReLU",
+    "PolyReLU",
+    "PolyReLUNorm",
+]
 
 _PAPER = "Zhuo et al. 2024, https://arxiv.org/abs/2411.03884"
+
+
+class _PReLU(nn.PReLU):
+    """PReLU in the dtype of its input, which PolyCom has widened, whatever that of the slope."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return nn.functional.prelu(input, self.weight.to(input.dtype))
+
+
+# Bases that the paper names beside ReLU and SiLU, which are registered, and the one that makes
+# PolyCom a plain polynomial.
+_PLAIN_BASES: dict[str, Callable[[], nn.Module]] = {
+    "identity": nn.Identity,
+    "prelu": _PReLU,
+    "sigmoid": nn.Sigmoid,
+}
 
 
 @register_activation(
@@ -62,6 +85,8 @@ class PolyNorm(Polynomial):
         >>> PolyNorm(order=2)(torch.randn(4, 8)).shape
         torch.Size([4, 8])
     """
+
+    _function = "PolyNorm"
 
     def __init__(
         self,
@@ -138,6 +163,8 @@ class PolyReLUNorm(PolyNorm):
         [[0.0, 0.0]]
     """
 
+    _function = "PolyReLUNorm"
+
     def forward(self, x: Tensor, group: Tensor | None = None) -> Tensor:
         """Apply the activation to ``x``; ``group`` names the coefficients of each row."""
         return functional.poly_relu_norm(
@@ -175,6 +202,8 @@ class PolyReLU(Polynomial):
         >>> PolyReLU(order=2)(torch.tensor([-1.0, 2.0])).tolist()
         [0.0, 3.0]
     """
+
+    _function = "PolyReLU"
 
     def __init__(
         self,
@@ -226,6 +255,8 @@ class PolyPReLU(Polynomial):
         [-1.0, 2.0]
     """
 
+    _function = "PolyPReLU"
+
     def __init__(
         self,
         inplace: bool = False,
@@ -276,10 +307,11 @@ class PolyCom(Polynomial):
 
     Args:
         inplace: accepted and ignored.
-        rho: the base: name of a registered pointwise activation, or (in Python only) a function or
-            module of one tensor, deterministic, such as ``torch.tanh``. A module's parameters are
-            learned; ``device`` and ``dtype`` leave it as it is. To pickle a PolyCom, its function
-            must be one that can be imported.
+        rho: the base: name of a registered pointwise activation, ``identity``, ``prelu`` or
+            ``sigmoid``, or (in Python only) a function or module of one tensor, deterministic, such
+            as ``torch.tanh``. A module's parameters are learned (of ``prelu`` its slope); those of
+            a module that is passed stay on their device and in their dtype. To pickle a PolyCom,
+            its function must be one that can be imported.
         kind: "I" for powers of rho(x), "II" for rho of the powers.
         order: highest power r, 1 to 8.
         bias: learn a constant term.
@@ -316,8 +348,22 @@ class PolyCom(Polynomial):
         self.kind = kind
         self.rho = _base(rho, device, dtype)
 
+    def function_name(self) -> str:
+        """Name the function that the coefficients belong to, with base and kind."""
+        base = getattr(self.rho, "__name__", type(self.rho).__name__).lstrip("_")
+        return f"PolyCom(rho={base}, kind={self.kind})"
+
+    def reset_parameters(self) -> None:
+        """Set the coefficients to 1/order and the bias to 0, and those of the base to its own."""
+        super().reset_parameters()
+        reset = getattr(getattr(self, "rho", None), "reset_parameters", None)
+        if reset is not None:
+            reset()
+
     def forward(self, x: Tensor) -> Tensor:
         """Apply the activation to ``x``."""
+        if isinstance(x, torch.fx.Proxy):
+            return self._step_of_a_graph(x)
         return functional.polycom(x, self.weight, self.bias, rho=self.rho, kind=self.kind)
 
     def extra_repr(self) -> str:
@@ -326,6 +372,15 @@ class PolyCom(Polynomial):
         return f"{rho}kind={self.kind!r}, order={self.order}" + (
             "" if self.bias is not None else ", bias=False"
         )
+
+    def _step_of_a_graph(self, x: Any) -> Any:
+        """Enter the module as one step: a graph of torch.fx takes no function as an argument."""
+        name = x.tracer.path_of_module(self)
+        if not name:
+            raise PolyvisionError(
+                "PolyCom is a single step for torch.fx: trace the network that holds it"
+            )
+        return x.tracer.create_proxy("call_module", name, (x,), {})
 
 
 def _name(function: Callable[[Tensor], Tensor]) -> str:
@@ -338,9 +393,12 @@ def _base(
     dtype: torch.dtype | None,
 ) -> Callable[[Tensor], Tensor]:
     """Return the function that ``rho`` names or is."""
-    bases = activation_names("pointwise")
+    registered = activation_names("pointwise")
+    bases = sorted({*registered, *_PLAIN_BASES})
     if isinstance(rho, str):
-        if rho not in bases:
+        if rho in _PLAIN_BASES and rho not in registered:
+            return _PLAIN_BASES[rho]().to(device=device, dtype=dtype)
+        if rho not in registered:
             raise unknown("base (rho) of PolyCom", rho, bases)
         return create_activation(rho).to(device=device, dtype=dtype)
     if inspect.isclass(rho):

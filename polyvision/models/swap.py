@@ -19,6 +19,7 @@ from polyvision.models.choice import Select, choose
 from polyvision.models.functions import is_activation_module, is_whole_norm
 from polyvision.models.inputs import Inputs, example_inputs
 from polyvision.models.rewrite import CannotRewrite, drops_result, rewritten_class
+from polyvision.models.save_pretrained import guard_save_pretrained
 from polyvision.models.sites import Use, find_uses
 from polyvision.models.swap_report import Kept, Site, SwapReport
 
@@ -102,12 +103,15 @@ def swap_activations(
     except BaseException:
         edit.undo()
         raise
+    added = sum(p.numel() for p in model.parameters()) - before
+    if edit.done:
+        notes += guard_save_pretrained(model, coefficients=added > 0)
     return SwapReport(
         activation=act,
         sites=tuple(_site(use) for use in edit.done),
         kept=tuple(kept),
         leftovers=tuple(leftovers),
-        parameters_added=sum(p.numel() for p in model.parameters()) - before,
+        parameters_added=added,
         notes=tuple(notes),
     )
 

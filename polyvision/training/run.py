@@ -25,6 +25,7 @@ import torch
 import yaml
 
 import polyvision
+from polyvision.activations import activation_origin
 from polyvision.data.lock import only_writer
 from polyvision.errors import PolyvisionError
 from polyvision.training.compose import completed
@@ -176,7 +177,7 @@ def _open(config: Config, plan: Run) -> Run:
     if "LOCAL_RANK" not in os.environ:
         run.checkpoints.mkdir(exist_ok=True)
         write_whole(run.folder / "config.yaml", yaml.safe_dump(config.plain(), sort_keys=False))
-        write_json(run.folder / "environment.json", _environment())
+        write_json(run.folder / "environment.json", _environment(config.act.name))
         (run.folder / "summary.json").unlink(missing_ok=True)
     return run
 
@@ -294,8 +295,9 @@ def _flatten(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _environment() -> dict[str, Any]:
-    """Describe command, versions, hardware and the state of the source tree."""
+def _environment(activation: str) -> dict[str, Any]:
+    """Describe command, versions, hardware, source tree, and the user's own activation."""
+    origin = activation_origin(activation)
     return {
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "polyvision": polyvision.__version__,
@@ -305,6 +307,7 @@ def _environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "git": _git_state(),
+        **({} if origin is None else {"activation_registered_by": origin}),
     }
 
 
