@@ -369,7 +369,7 @@ def test_a_module_that_hides_from_its_network_is_found_by_the_audit() -> None:
         ({"on_leftover": "raise"}, "unknown on_leftover 'raise'. Valid: error, ignore, warn."),
         ({"include": "stme"}, "include: no activation of EfficientNet matches 'stme'. Did you me"),
         ({"exclude": nn.GELU}, "exclude: EfficientNet has no activation that is GELU; it has SiLU"),
-        ({"include": 3}, "include: 3 is no role (stem, block, head, gate, mlp), name pattern"),
+        ({"include": 3}, "include: 3 is no role (stem, block, head, gate, mlp, kernel, positive), n"),
         ({"exclude": ["*"]}, "no activation to replace: it has 13, and all of them stay"),
         ({"inputs": torch.zeros(1, 5, 8, 8)}, "cannot be traced on inputs of shape (1, 5, 8, 8)"),
         ({"model": nn.Sequential(nn.Linear(3, 3))}, "Sequential does not tell what it takes; pass"),
