@@ -31,10 +31,12 @@ from polyvision.activations import is_activation
 from polyvision.models.flow import Expression, Flow, Node, Operand, Place
 from polyvision.models.functions import (
     FUNCTIONS,
+    GRID,
     INPLACE,
     is_activation_module,
     is_bounded,
     is_whole_norm,
+    recognised,
 )
 from polyvision.models.inputs import Inputs
 from polyvision.models.layout import Layout, Layouts
@@ -140,6 +142,7 @@ class Tracer:
             self._twin = copy.deepcopy(model)
             _separate(self._twin)
         self._names = {id(module): name for name, module in self._twin.named_modules()}
+        self._model = model
         self._values, self._parameters = _data(self._twin, model)
         self.absorbed: set[str] = set()  # activation modules that are part of an expression
         self._start()
@@ -277,7 +280,7 @@ class Tracer:
     def _in_order(self) -> dict[Target, list[Call]]:
         """Return the calls and expressions of the pass that has just run."""
         kinds = {n.result.index: _plain(n.target.kind) for n in self._noted if n.result}
-        expressions = self._flow.expressions(kinds)
+        expressions = [*self._flow.expressions(kinds), *self._opaque()]
         part_of_one = {index for expression in expressions for index in expression.inner}
         found: list[tuple[int, Target, Call]] = []
         for noted in self._noted:
@@ -313,6 +316,22 @@ class Tracer:
             return "kernel"
         is_positive = self._flow.is_of_parameters(given) or self._flow.keeps_positive(result, given)
         return "positive" if is_positive else None
+
+    def _opaque(self) -> Iterator[Expression]:
+        """Yield the modules that are an activation whose functions cannot be seen (scripted)."""
+        for call in self._module_calls:
+            module = self._model.get_submodule(call.name)
+            if call.result is None or call.result.name or not _has_no_state(module):
+                continue
+            try:
+                values = copy.deepcopy(module)(GRID.points)
+            except Exception:  # whatever a foreign forward raises for one dimension
+                continue
+            if isinstance(values, Tensor) and values.shape == GRID.points.shape:
+                kind = recognised(values)
+                if kind is not None:
+                    role = "gate" if is_bounded(kind) else None
+                    yield Expression(call.result, call.given, kind, {call.result.index}, role)
 
     def _target(self, expression: Expression) -> Target:
         """Return the module that computes the whole expression, else the expression."""

@@ -15,7 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyvision.models.functions import BOUNDED, FUNCTIONS, GRID, is_affine, is_gate, recognised
+from polyvision.models.functions import (
+    BOUNDED,
+    FUNCTIONS,
+    GRID,
+    is_affine,
+    is_between_bounds,
+    is_defined,
+    is_monotone,
+    recognised,
+)
 
 __all__ = ["Expression", "Flow", "Node", "Operand", "Place"]
 
@@ -372,13 +381,17 @@ class Flow:
         if values is None:
             return expression
         core = values[: len(GRID.core)]
-        if not core.isfinite().all():  # a logarithm, a quotient: not defined on the whole line
+        if not is_defined(values):  # a logarithm, a quotient
             return expression if holds_a_call else None
         if is_affine(values) or self._is_guard(values):
             return None
-        if is_gate(values):
+        if is_monotone(values) and is_between_bounds(values):
             expression.role = "gate"
-        elif bool((core >= 0).all()) and not self.feeds_a_layer(top):
+        elif (
+            bool((core >= 0).all())
+            and not is_between_bounds(values)
+            and not self.feeds_a_layer(top)
+        ):
             expression.role = "positive"
         return expression
 

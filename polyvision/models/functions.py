@@ -25,8 +25,10 @@ __all__ = [
     "INPLACE",
     "is_activation_module",
     "is_affine",
+    "is_between_bounds",
     "is_bounded",
-    "is_gate",
+    "is_defined",
+    "is_monotone",
     "is_whole_norm",
     "recognised",
 ]
@@ -170,10 +172,20 @@ def is_affine(values: Tensor) -> bool:
     return torch.allclose(core, line, rtol=_TOLERANCE, atol=_TOLERANCE)
 
 
-def is_gate(values: Tensor) -> bool:
-    """Tell whether these values on the grid rise or fall from one bound to another."""
-    core = values[: len(GRID.core)]
-    steps = core.diff()
-    monotone = bool((steps >= -1e-9).all() or (steps <= 1e-9).all())
+def is_monotone(values: Tensor) -> bool:
+    """Tell whether these values on the grid never fall, or never rise."""
+    steps = values[: len(GRID.core)].diff()
+    return bool((steps >= -1e-9).all() or (steps <= 1e-9).all())
+
+
+def is_between_bounds(values: Tensor) -> bool:
+    """Tell whether these values on the grid do not grow far away."""
     finite = values[values.isfinite()]
-    return monotone and bool(finite.abs().max() <= 2 * core.abs().max() + 1)
+    return bool(finite.abs().max() <= 2 * values[: len(GRID.core)].abs().max() + 1)
+
+
+def is_defined(values: Tensor) -> bool:
+    """Tell whether these values on the grid are finite, without a pole between two points."""
+    core = values[: len(GRID.core)]
+    jumps = (core[1:] - core[:-1]).abs() > 10
+    return bool(core.isfinite().all()) and not bool((jumps & (core[1:] * core[:-1] < 0)).any())
