@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from polyvision.activations import is_activation
-from polyvision.models.flow import Expression, Flow, Node, Operand, Place
+from polyvision.models.flow import Expression, Flow, KeptRole, Node, Operand, Place
 from polyvision.models.functions import (
     FUNCTIONS,
     GRID,
@@ -101,7 +101,7 @@ class Call:
     device: torch.device
     dtype: torch.dtype
     keeps_shape: bool = True
-    role: str | None = None
+    role: KeptRole | None = None
 
 
 @dataclasses.dataclass
@@ -306,7 +306,7 @@ class Tracer:
             calls.setdefault(target, []).append(call)
         return calls
 
-    def _role(self, given: Node, result: Node | None, kinds: Mapping[int, str]) -> str | None:
+    def _role(self, given: Node, result: Node | None, kinds: Mapping[int, str]) -> KeptRole | None:
         """Return why a call of an activation stays, None if it is an ordinary one."""
         if result is None or is_bounded(kinds[result.index]):
             return None
@@ -330,7 +330,7 @@ class Tracer:
             if isinstance(values, Tensor) and values.shape == GRID.points.shape:
                 kind = recognised(values)
                 if kind is not None:
-                    role = "gate" if is_bounded(kind) else None
+                    role: KeptRole | None = "gate" if is_bounded(kind) else None
                     yield Expression(call.result, call.given, kind, {call.result.index}, role)
 
     def _target(self, expression: Expression) -> Target:
@@ -383,8 +383,10 @@ class Tracer:
         assert frame is not None
         code, owner = frame.f_code, _owner(frame)
         position = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None))
-        (first, line, start, column) = position
-        if id(owner) not in self._names or None in (first, line, start, column):
+        first, line, start, column = position
+        if id(owner) not in self._names or first is None or line is None:
+            return None, code.co_qualname, frame
+        if start is None or column is None:
             return None, code.co_qualname, frame
         begin = None if _is_call(code, frame.f_lasti) else (first, start)
         place = Place(self._names[id(owner)], code.co_filename, line, column, begin)
@@ -450,12 +452,13 @@ def _plain(kind: str) -> str:
 
 def _data(twin: nn.Module, model: nn.Module) -> tuple[dict[int, Tensor], set[int]]:
     """Return the values of the parameters and buffers by id of their twins; ids of the former."""
-    values, parameters = {}, set()
+    values: dict[int, Tensor] = {}
+    parameters: set[int] = set()
     for name, tensor in twin.named_parameters(remove_duplicate=False):
         values[id(tensor)] = model.get_parameter(name)
         parameters.add(id(tensor))
-    for name, tensor in twin.named_buffers(remove_duplicate=False):
-        values[id(tensor)] = model.get_buffer(name)
+    for name, buffer in twin.named_buffers(remove_duplicate=False):
+        values[id(buffer)] = model.get_buffer(name)
     return values, parameters
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,7 +26,9 @@ from polyvision.models.functions import (
     recognised,
 )
 
-__all__ = ["Expression", "Flow", "Node", "Operand", "Place"]
+__all__ = ["Expression", "Flow", "KeptRole", "Node", "Operand", "Place"]
+
+KeptRole = Literal["gate", "kernel", "positive"]
 
 _SAME = {"float", "double", "half", "bfloat16", "to", "type", "type_as", "clone", "contiguous"}
 _SAME |= {"detach", "alias", "requires_grad"}
@@ -172,7 +174,7 @@ class Expression:
     root: Node
     kind: str | None
     inner: set[int]
-    role: str | None = None
+    role: KeptRole | None = None
 
 
 class Flow:

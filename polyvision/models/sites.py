@@ -24,13 +24,13 @@ from polyvision.models.functions import is_activation_module, is_bounded, is_who
 from polyvision.models.inputs import Inputs, other_sizes
 from polyvision.models.rewrite import attribute_for
 
-__all__ = ["ROLES", "STAYING", "Role", "Use", "feature_dim", "find_uses"]
+__all__ = ["KEPT_ROLES", "ROLES", "Role", "Use", "feature_dim", "find_uses"]
 
 Role = Literal["stem", "block", "head", "gate", "mlp", "kernel", "positive"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
 # Roles whose sites stay unless they are asked for, with the reason.
-STAYING: dict[Role, str] = {
+KEPT_ROLES: dict[Role, str] = {
     "gate": "a gate",
     "kernel": "an attention kernel",
     "positive": "keeps a scale, an output or a parameter positive",
@@ -206,10 +206,9 @@ def _measure(use: Use, runs: Sequence[_Calls], need_dim: bool) -> None:
     use.calls = len(seen[0])
     use.keeps_shape = all(call.keeps_shape for call in seen[0])
     use.device, use.dtype = seen[0][0].device, seen[0][0].dtype
-    role = next((call.role for call in seen[0] if call.role), None)
+    use.role = next((call.role for call in seen[0] if call.role), "block")
     if use.known and is_bounded(use.targets[0].kind):
-        role = "gate"
-    use.role = role or "block"
+        use.role = "gate"
     if not need_dim or not use.known:
         return
     dims = set()
@@ -263,7 +262,7 @@ def _place_roles(model: nn.Module, uses: Sequence[Use]) -> None:
     first = repeated.index(True) if True in repeated else 0
     last = len(uses) - 1 - repeated[::-1].index(True) if True in repeated else len(uses) - 1
     for i, use in enumerate(uses):
-        if use.role in STAYING:
+        if use.role in KEPT_ROLES:
             continue
         owners = ["", *(name for name in _above(use.name) if name in classes)]
         near = [f"{name.rpartition('.')[2]} {classes[name].__name__}" for name in owners[-2:]]
