@@ -373,8 +373,13 @@ class Flow:
         return all(self._cut(i, root, inner) for i in node.varying)
 
     def _unknown(self, top: Node, calls: dict[int, str]) -> Expression | None:
-        """Return the largest expression that ends with ``top`` if it is nonlinear as a whole."""
-        root, inner = self._roots(top)[0]
+        """Return the largest expression that ends with ``top`` if it is nonlinear as a whole.
+
+        It does not go beyond a call of an activation: in sin(relu(x)), the relu is one of its own.
+        """
+        roots = self._roots(top)
+        first = max((root.index for root, _ in roots if root.index in calls), default=0)
+        root, inner = next((r, inner) for r, inner in roots if r.index >= first)
         expression = Expression(top, root, None, inner)
         holds_a_call = bool(inner & calls.keys())
         values = self.values(top, root)
