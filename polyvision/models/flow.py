@@ -35,7 +35,8 @@ _SAME |= {"detach", "alias", "requires_grad"}
 _SUM = {"add", "sub", "subtract", "rsub"}
 _QUOTIENT = {"div", "divide", "true_divide"}
 _INVERSE = {"rdiv", "rtruediv", "reciprocal"}
-_SCALE = {"mul", "multiply"} | _QUOTIENT
+_PRODUCT = {"mul", "multiply", "addcmul"}
+_SCALE = _PRODUCT | _QUOTIENT
 _AFFINE = _SAME | _SUM | _SCALE | {"neg", "negative"}
 _MAXIMUM = {"maximum", "minimum", "max", "min", "fmax", "fmin"}
 _POINTWISE = {
@@ -43,7 +44,7 @@ _POINTWISE = {
     *("pow", "rpow", "float_power", "square", "sqrt", "rsqrt", "exp", "exp2", "expm1"),
     *("log", "log1p", "log2", "erf", "special_erf", "special_expit", "erfc", "sin", "cos"),
     *("atan", "arctan", "sinh", "cosh", "abs", "absolute", "sign", "heaviside", "clamp", "clip"),
-    *("clamp_min", "clamp_max", "where", "masked_fill", "logaddexp", "addcmul", "gt", "lt", "ge"),
+    *("clamp_min", "clamp_max", "where", "masked_fill", "logaddexp", "gt", "lt", "ge"),
     *("le", "greater", "less", "zeros_like", "ones_like", "full_like", "floor", "round", "xlogy"),
 }
 _STATISTICS = {
@@ -153,8 +154,8 @@ class Node:
     def is_affine(self) -> bool:
         """Whether the function is affine in what depends on the network's input."""
         if self.name in _SCALE:
-            is_product = self.name in ("mul", "multiply")
-            return len(self.varying) == 1 and (is_product or self.inputs[0].from_input)
+            multiplies = self.name in _PRODUCT
+            return len(self.varying) == 1 and (multiplies or self.inputs[0].from_input)
         return self.name in _AFFINE
 
 
@@ -385,8 +386,8 @@ class Flow:
         values = self.values(top, root)
         if self._is_reduced(top) or (root.statistic and not holds_a_call):
             return None
-        if values is None:
-            return expression
+        if values is None:  # a range between buffers without data is no activation either
+            return None if top.name in ("clamp", "clip") else expression
         core = values[: len(GRID.core)]
         if not is_defined(values):  # a logarithm, a quotient
             return expression if holds_a_call else None
@@ -529,7 +530,7 @@ class Flow:
                     over, under = user.inputs
                     if over.index in reached and under.index in divisors:
                         return True
-                if user.name in ("mul", "multiply") and len(user.inputs) == 2:
+                if user.name in _PRODUCT and len(user.inputs) == 2:
                     for one, other in (user.inputs, user.inputs[::-1]):
                         if one.index in reached and self._inverts(other, divisors):
                             return True
