@@ -316,6 +316,8 @@ class Flow:
     def _known(self, top: Node) -> Expression | None:
         """Return the largest expression that ends with ``top`` and equals a known activation."""
         for root, inner in self._roots(top):
+            if all(self.nodes[index].is_affine for index in inner):
+                continue
             values = self.values(top, root)
             kind = None if values is None else recognised(values)
             if values is None or kind is None:
@@ -379,6 +381,8 @@ class Flow:
         It does not go beyond a call of an activation: in sin(relu(x)), the relu is one of its own.
         """
         roots = self._roots(top)
+        if not roots:  # a product of two results that are used elsewhere too
+            return None
         first = max((root.index for root, _ in roots if root.index in calls), default=0)
         root, inner = next((r, inner) for r, inner in roots if r.index >= first)
         expression = Expression(top, root, None, inner)
@@ -437,6 +441,8 @@ class Flow:
 
     def _constant(self, node: Node) -> Any:
         """Return the one value that a constant has everywhere."""
+        if node.tensor.numel() > _MOST_VALUES:
+            raise _NotConstant
         if node.name == "constant":
             value: Any = self._values.get(id(node.tensor))
             if value is None or value.is_meta:
@@ -446,7 +452,7 @@ class Flow:
             value = self._called(node, self._constant)
         if not isinstance(value, Tensor):
             return value
-        if not 1 <= value.numel() <= _MOST_VALUES or bool((value != value.flatten()[0]).any()):
+        if value.numel() == 0 or bool((value != value.flatten()[0]).any()):
             raise _NotConstant
         one = value.flatten()[0]
         return one.to(GRID.points.dtype) if one.is_floating_point() else one
