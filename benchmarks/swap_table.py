@@ -117,7 +117,7 @@ def row(name: str) -> tuple[str, ...]:
     report = swap_activations(model, ACTIVATION, inputs=inputs, on_leftover="ignore")
     how = Counter(site.how for site in report.sites)
     dims = Counter(site.dim for site in report.sites)
-    others = Counter(f"{k.was}: {k.reason}" for k in report.kept if not k.gate)
+    others = Counter(f"{k.was}: {k.reason}" for k in report.kept if k.role != "gate")
     cells = (len(report.sites), dims[1], dims[-1], how["unshared"], how["function"])
     return (
         name,

@@ -1,21 +1,23 @@
-"""Every call of an activation in a forward pass: of a module or of a function, and from where.
+"""Every use of an activation in a forward pass: a module, a function or an expression by hand.
 
 A twin of the network runs on fake tensors, which have shapes but no data. Hooks see the modules, a
 ``TorchFunctionMode`` sees the functions, and the caller's frame tells which expression of which
 method made the call. That is what tells apart three uses of one module, and what a rewrite needs.
+The data flow of the pass (``flow``) tells expressions by hand, and what a result is used for.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import dis
 import itertools
 import logging
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -23,37 +25,34 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from polyvision.models.functions import FUNCTIONS, INPLACE, is_activation_module, is_whole_norm
+from polyvision.activations import is_activation
+from polyvision.models.flow import Expression, Flow, KeptRole, Node, Operand, Place
+from polyvision.models.functions import (
+    FUNCTIONS,
+    GRID,
+    INPLACE,
+    is_activation_module,
+    is_bounded,
+    is_whole_norm,
+    recognised,
+)
 from polyvision.models.inputs import Inputs
 from polyvision.models.layout import Layout, Layouts
 
 __all__ = ["Call", "Place", "Target", "Tracer"]
 
 _TORCH = str(Path(torch.__file__).parent)
-_OWN = (__file__, str(Path(__file__).with_name("layout.py")))
+_OWN = (__file__, *(str(Path(__file__).with_name(name)) for name in ("layout.py", "flow.py")))
 # Functions whose results are laid out like their first argument if they have its rank.
 _KEEP = {
     *(torch.chunk, Tensor.chunk, torch.split, Tensor.split, Tensor.__getitem__, Tensor.narrow),
     *(torch.mean, Tensor.mean, torch.sum, Tensor.sum, torch.cat, Tensor.contiguous),
     *(torch.add, Tensor.add, Tensor.__add__, Tensor.__sub__, torch.mul, Tensor.mul),
-    *(Tensor.__mul__, Tensor.__truediv__, F.dropout, F.interpolate, F.pad),
+    *(Tensor.__mul__, Tensor.__truediv__, Tensor.div, F.dropout, F.interpolate, F.pad),
+    *(torch.clamp, Tensor.clamp, torch.pow, Tensor.pow, torch.square, Tensor.square),
 }
-_SUMS = {torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__}
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """One expression in the source: ``owner`` is the module whose method holds it.
-
-    No two calls end at the same character, so file, line and column of the end name one.
-    """
-
-    owner: str
-    file: str
-    line: int
-    column: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +66,10 @@ class Target:
         caller: for messages: the function that makes the call.
         method: a function that is called as a method of the tensor, ``x.relu()``.
         inplace: a function that changes its argument, such as ``relu_``.
+        expression: several functions or an operator, not one call of an activation.
+        operand: of an expression: where its source has the tensor it is a function of; None if it
+            cannot be told.
+        known: the function is an activation, not just pointwise and nonlinear.
     """
 
     module: str | None
@@ -75,6 +78,9 @@ class Target:
     caller: str
     method: bool = False
     inplace: bool = False
+    expression: bool = False
+    operand: Operand | None = None
+    known: bool = True
 
 
 @dataclasses.dataclass
@@ -87,7 +93,7 @@ class Call:
         device: of the input.
         dtype: of the input.
         keeps_shape: the output has the input's shape.
-        shifted: the input is a sum with the number 3, as in relu6(x + 3) / 6, a hard-sigmoid.
+        role: ``gate``, ``kernel`` or ``positive``, which stay (``sites.find_uses``); else None.
     """
 
     shape: torch.Size
@@ -95,7 +101,29 @@ class Call:
     device: torch.device
     dtype: torch.dtype
     keeps_shape: bool = True
-    shifted: bool = False
+    role: KeptRole | None = None
+
+
+@dataclasses.dataclass
+class _Noted:
+    """One call of an activation, with what the data flow knows of it."""
+
+    target: Target
+    call: Call
+    given: Node
+    result: Node | None = None
+
+
+@dataclasses.dataclass
+class _ModuleCall:
+    """One call of a module with one tensor, which returns one."""
+
+    name: str
+    kind: str
+    place: Place | None
+    caller: str
+    given: Node
+    result: Node | None = None
 
 
 class Tracer:
@@ -114,11 +142,13 @@ class Tracer:
             self._twin = copy.deepcopy(model)
             _separate(self._twin)
         self._names = {id(module): name for name, module in self._twin.named_modules()}
+        self._model = model
+        self._values, self._parameters = _data(self._twin, model)
+        self.absorbed: set[str] = set()  # activation modules that are part of an expression
         self._start()
         for name, module in self._twin.named_modules():
             module.register_forward_pre_hook(lambda *a: self._layouts.before(*a))
-            if is_activation_module(module):
-                self._watch(name, module)
+            self._watch(name, module)
             module.register_forward_hook(lambda *a: self._layouts.after(*a))
 
     def run(self, inputs: Inputs, *, training: bool) -> dict[Target, list[Call]]:
@@ -135,9 +165,12 @@ class Tracer:
                 lambda t: torch.empty(t.shape, dtype=t.dtype, device=self._device),
                 (inputs.args, inputs.kwargs),
             )
+            for tensor in tree_leaves((args, kwargs)):
+                if isinstance(tensor, Tensor):
+                    self._flow.give(tensor)
             with _Functions(self):
                 self._twin(*args, **kwargs)
-        return self._calls
+        return self._in_order()
 
     def outputs(self, inputs: Inputs, names: Iterable[str]) -> dict[str, Call]:
         """Run the twin and return what the modules called ``names`` give out, as if it were input.
@@ -165,69 +198,199 @@ class Tracer:
 
     def _start(self) -> None:
         self._layouts = Layouts()
-        self._calls: dict[Target, list[Call]] = {}
-        self._shifted: dict[int, Tensor] = {}  # sums with 3, by id; the tensors are kept alive
+        self._flow = Flow(self._values, self._parameters)
+        self._noted: list[_Noted] = []
+        self._module_calls: list[_ModuleCall] = []
 
     def _watch(self, name: str, module: nn.Module) -> None:
+        is_site = is_activation_module(module)
+        kind = type(module).__name__
+        running: list[_Noted | _ModuleCall | None] = []
+
         def before(module: nn.Module, args: tuple[Any, ...]) -> None:
+            noted: _Noted | _ModuleCall | None = None
             if len(args) == 1 and isinstance(args[0], Tensor) and not self._inside(1):
-                place, caller = self._caller()
-                target = Target(name, type(module).__name__, place, caller)
-                self._note(target, args[0])
+                place, caller, _ = self._caller()
+                if is_site:
+                    noted = self._note(Target(name, kind, place, caller), args[0])
+                else:
+                    noted = _ModuleCall(name, kind, place, caller, self._flow.of(args[0]))
+                    self._module_calls.append(noted)
+            running.append(noted)
 
         def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if len(args) == 1 and isinstance(output, Tensor) and not self._inside(1):
-                self._finish(args[0], output)
+            noted = running.pop()
+            if not isinstance(output, Tensor) or self._inside(1):
+                return
+            if not self._flow.knows(output):  # what happens inside cannot be seen
+                self._flow.record(module, (args, tuple(module.parameters())), {}, output)
+            if isinstance(noted, _Noted):
+                self._finish(noted, output)
+            elif noted is not None:
+                noted.result = self._flow.of(output)
 
         module.register_forward_pre_hook(before)
         module.register_forward_hook(after)
 
-    def function(self, function: Any, args: tuple[Any, ...], output: Any, given: Any) -> None:
-        """Note a call of a torch function; ``given`` is its first argument."""
+    def function(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        """Note a call of a torch function."""
+        given = args[0] if args else kwargs.get("input")
         if function in _KEEP and isinstance(given, Tensor):
             parts = output if isinstance(output, tuple | list) else (output,)
             for part in parts:
                 if isinstance(part, Tensor) and part.ndim == given.ndim:
                     self._layouts.adopt(part, self._layouts.here(given))
-        if function in _SUMS:
-            if 3 in [a for a in args if isinstance(a, int | float)]:
-                self._shifted[id(output)] = output
-        elif function in FUNCTIONS and isinstance(given, Tensor) and not self._inside(0):
+        if any(is_activation(m) or is_whole_norm(m) for m, _ in self._layouts.running):
+            return
+        source = self._flow.of(given) if isinstance(given, Tensor) else None
+        node = self._flow.record(function, args, kwargs, output)
+        if node is None:
+            return
+        place, caller, frame = self._caller()
+        node.place, node.caller = place, caller
+        for name, value in frame.f_locals.items():
+            if value is given and value is output and source is not None:  # changed in place
+                node.names[source.index] = name
+            elif isinstance(value, Tensor) and self._flow.knows(value):
+                node.names[self._flow.of(value).index] = name
+        if not isinstance(given, Tensor) or source is None or self._inside(0):
+            return
+        if not node.is_affine and node.leaf is not None:
+            self._layouts.here(node.leaf.tensor)
+        if function in FUNCTIONS:
             self._layouts.here(given)
-            place, caller = self._caller()
             method = getattr(Tensor, getattr(function, "__name__", ""), None) is function
             inplace = function in INPLACE
-            self._note(Target(None, FUNCTIONS[function], place, caller, method, inplace), given)
-            self._finish(given, output)
+            target = Target(None, FUNCTIONS[function], place, caller, method, inplace)
+            self._finish(self._note(target, given, source), output)
             self._layouts.of(output, like=given)
 
-    def _note(self, target: Target, given: Tensor) -> None:
-        shifted = id(given) in self._shifted
+    def _note(self, target: Target, given: Tensor, source: Node | None = None) -> _Noted:
         layout = self._layouts.of(given)
-        call = Call(given.shape, layout, given.device, given.dtype, shifted=shifted)
-        self._calls.setdefault(target, []).append(call)
-        self._latest = call
+        call = Call(given.shape, layout, given.device, given.dtype)
+        self._noted.append(_Noted(target, call, source or self._flow.of(given)))
+        return self._noted[-1]
 
-    def _finish(self, given: Tensor, output: Tensor) -> None:
-        self._latest.keeps_shape = output.shape == self._latest.shape
+    def _finish(self, noted: _Noted, output: Tensor) -> None:
+        noted.call.keeps_shape = output.shape == noted.call.shape
+        noted.result = self._flow.of(output)
+
+    def _in_order(self) -> dict[Target, list[Call]]:
+        """Return the calls and expressions of the pass that has just run."""
+        kinds = {n.result.index: _plain(n.target.kind) for n in self._noted if n.result}
+        expressions = [*self._flow.expressions(kinds), *self._opaque()]
+        part_of_one = {index for expression in expressions for index in expression.inner}
+        found: list[tuple[int, Target, Call]] = []
+        for noted in self._noted:
+            index = (noted.result or noted.given).index
+            if noted.result is not None and index in part_of_one:
+                self.absorbed.add(noted.target.module or "")
+                continue
+            noted.call.role = self._role(noted.given, noted.result, kinds)
+            found.append((index, noted.target, noted.call))
+        activations = {*kinds, *(expression.top.index for expression in expressions)}
+        for e in expressions:
+            root = e.root.tensor
+            call = Call(root.shape, self._layouts.of(root), root.device, root.dtype)
+            call.keeps_shape = e.top.tensor.shape == root.shape
+            call.role = e.role
+            if e.role in (None, "positive") and self._flow.is_kernel(e.top, e.root, activations):
+                call.role = "kernel"
+            elif e.role is None and e.kind and self._flow.keeps_positive(e.top, e.root):
+                call.role = "positive"
+            found.append((e.top.index, self._target(e), call))
+        calls: dict[Target, list[Call]] = {}
+        for _, target, call in sorted(found, key=lambda item: item[0]):
+            calls.setdefault(target, []).append(call)
+        return calls
+
+    def _role(self, given: Node, result: Node | None, kinds: Mapping[int, str]) -> KeptRole | None:
+        """Return why a call of an activation stays, None if it is an ordinary one."""
+        if result is None or is_bounded(kinds[result.index]):
+            return None
+        if kinds[result.index] in ("relu6", "hardtanh") and self._flow.is_hard_sigmoid(result):
+            return "gate"
+        if self._flow.is_kernel(result, given, {*kinds}):
+            return "kernel"
+        is_positive = self._flow.is_of_parameters(given) or self._flow.keeps_positive(result, given)
+        return "positive" if is_positive else None
+
+    def _opaque(self) -> Iterator[Expression]:
+        """Yield the modules that are an activation whose functions cannot be seen (scripted)."""
+        for call in self._module_calls:
+            module = self._model.get_submodule(call.name)
+            if call.result is None or call.result.name or not _has_no_state(module):
+                continue
+            try:
+                values = copy.deepcopy(module)(GRID.points)
+            except Exception:  # whatever a foreign forward raises for one dimension
+                continue
+            if isinstance(values, Tensor) and values.shape == GRID.points.shape:
+                kind = recognised(values)
+                if kind is not None:
+                    role: KeptRole | None = "gate" if is_bounded(kind) else None
+                    yield Expression(call.result, call.given, kind, {call.result.index}, role)
+
+    def _target(self, expression: Expression) -> Target:
+        """Return the module that computes the whole expression, else the expression."""
+        top, root = expression.top, expression.root
+        known = expression.kind is not None
+        whole = [c for c in self._module_calls if c.name and c.result is top and c.given is root]
+        if whole:
+            inmost = max(whole, key=lambda call: call.name.count("."))
+            return Target(inmost.name, inmost.kind, inmost.place, inmost.caller, known=known)
+        return Target(
+            module=None,
+            kind=expression.kind or top.name,
+            place=top.place,
+            caller=top.caller,
+            inplace=top.inputs[0].tensor is top.tensor,
+            expression=True,
+            operand=self._operand(expression) if known else None,
+            known=known,
+        )
+
+    def _operand(self, expression: Expression) -> Operand | None:
+        """Find the tensor that the expression is a function of in its source."""
+        top, root = expression.top, expression.root
+        if root.index in top.names:
+            return Operand(top.names[root.index])
+        users = [u for u in root.users if u.index in expression.inner]
+        if len(users) != 1 or users[0].inputs.count(root) != 1:
+            return None
+        modules = [n.target.place for n in self._noted if n.target.module and n.given is root]
+        modules += [call.place for call in self._module_calls if call.given is root]
+        if modules:
+            return Operand(None, modules[0])
+        (user,) = users
+        index = next((i for i, arg in enumerate(user.args) if arg is root), None)
+        if index is None or user.place is None:
+            return None
+        name = getattr(user.call, "__name__", "")
+        return Operand(None, user.place, index, getattr(Tensor, name, None) is user.call)
 
     def _inside(self, own: int) -> bool:
         """Tell whether an activation or a norm with a nonlinearity of its own makes the call."""
         outer = self._layouts.running[: len(self._layouts.running) - own]
         return any(is_activation_module(m) or is_whole_norm(m) for m, _ in outer)
 
-    def _caller(self) -> tuple[Place | None, str]:
+    def _caller(self) -> tuple[Place | None, str, FrameType]:
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and _is_machinery(frame.f_code.co_filename):
             frame = frame.f_back
         assert frame is not None
         code, owner = frame.f_code, _owner(frame)
         position = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None))
-        _, line, _, column = position
-        if id(owner) not in self._names or line is None or column is None:
-            return None, code.co_qualname
-        place = Place(self._names[id(owner)], code.co_filename, line, column)
-        return place, code.co_qualname
+        first, line, start, column = position
+        if id(owner) not in self._names or first is None or line is None:
+            return None, code.co_qualname, frame
+        if start is None or column is None:
+            return None, code.co_qualname, frame
+        begin = None if _is_call(code, frame.f_lasti) else (first, start)
+        place = Place(self._names[id(owner)], code.co_filename, line, column, begin)
+        return place, code.co_qualname, frame
 
 
 class _Functions(TorchFunctionMode):
@@ -242,7 +405,7 @@ class _Functions(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
-        self._tracer.function(func, args, output, args[0] if args else kwargs.get("input"))
+        self._tracer.function(func, args, kwargs, output)
         return output
 
 
@@ -266,10 +429,37 @@ def _separate(twin: nn.Module) -> None:
     seen: set[int] = set()
     for parent in list(twin.modules()):
         for attribute, child in list(parent._modules.items()):
-            if child is not None and is_activation_module(child):
+            if child is not None and (is_activation_module(child) or _has_no_state(child)):
                 if id(child) in seen:
                     parent._modules[attribute] = copy.deepcopy(child)
                 seen.add(id(child))
+
+
+def _is_call(code: CodeType, at: int) -> bool:
+    """Tell whether the instruction at ``at`` is a call, not an operator."""
+    while dis.opname[code.co_code[at]] == "CACHE":
+        at -= 2
+    return "CALL" in dis.opname[code.co_code[at]]
+
+
+def _has_no_state(module: nn.Module) -> bool:
+    return not [*module.parameters(), *module.buffers()]
+
+
+def _plain(kind: str) -> str:
+    return kind.lower().replace("_", "").removesuffix("me")
+
+
+def _data(twin: nn.Module, model: nn.Module) -> tuple[dict[int, Tensor], set[int]]:
+    """Return the values of the parameters and buffers by id of their twins; ids of the former."""
+    values: dict[int, Tensor] = {}
+    parameters: set[int] = set()
+    for name, tensor in twin.named_parameters(remove_duplicate=False):
+        values[id(tensor)] = model.get_parameter(name)
+        parameters.add(id(tensor))
+    for name, buffer in twin.named_buffers(remove_duplicate=False):
+        values[id(buffer)] = model.get_buffer(name)
+    return values, parameters
 
 
 @contextmanager

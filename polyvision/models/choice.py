@@ -11,7 +11,7 @@ from torch import nn
 
 from polyvision.errors import PolyvisionError, did_you_mean
 from polyvision.models.functions import FUNCTIONS
-from polyvision.models.sites import ROLES, Use
+from polyvision.models.sites import KEPT_ROLES, ROLES, Use
 from polyvision.models.swap_report import Kept
 
 __all__ = ["Select", "choose"]
@@ -41,7 +41,7 @@ def choose(
         if reason is None:
             chosen.append(use)
         else:
-            kept.append(Kept(use.name, use.kind, reason, gate=use.role == "gate"))
+            kept.append(Kept(use.name, use.kind, reason, use.role))
     if not chosen:
         seen = f"it has {len(uses)}, and all of them stay" if uses else "it has none"
         raise PolyvisionError(f"{type(model).__name__}: no activation to replace: {seen}.")
@@ -57,15 +57,15 @@ def _reason_to_keep(
     if any(_matches(model, use, entry) for entry in unwanted or ()):
         return "excluded"
     if wanted is None:
-        return "a gate" if use.role == "gate" else None
+        return KEPT_ROLES.get(use.role)
     if any(_matches(model, use, entry) and _reaches(use, entry) for entry in wanted):
         return None
-    return "a gate" if use.role == "gate" else "not included"
+    return KEPT_ROLES.get(use.role, "not included")
 
 
 def _reaches(use: Use, entry: Select) -> bool:
-    """Tell whether ``entry`` means gates too: a pattern of many names does not."""
-    return use.role != "gate" or not (isinstance(entry, str) and set(entry) & set("*?["))
+    """Tell whether ``entry`` means gates and the like too: a pattern of many names does not."""
+    return use.role not in KEPT_ROLES or not (isinstance(entry, str) and set(entry) & set("*?["))
 
 
 def _entries(key: str, given: Select | Iterable[Select] | None) -> list[Select] | None:

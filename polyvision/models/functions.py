@@ -1,4 +1,4 @@
-"""Which modules and functions are activations, and which of them bound their output.
+"""Which modules, functions and values on a grid are activations; which bound their output.
 
 A bounded one (sigmoid, hard-sigmoid, tanh) almost always scales something else: the gates of
 squeeze-and-excitation, of attention and of recurrent cells. A swap keeps those unless told to.
@@ -7,8 +7,10 @@ squeeze-and-excitation, of attention and of recurrent cells. A swap keeps those 
 from __future__ import annotations
 
 import inspect
+import math
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,15 +21,22 @@ from polyvision.activations import is_activation
 __all__ = [
     "BOUNDED",
     "FUNCTIONS",
+    "GRID",
     "INPLACE",
     "is_activation_module",
+    "is_affine",
+    "is_between_bounds",
     "is_bounded",
+    "is_defined",
+    "is_monotone",
     "is_whole_norm",
+    "recognised",
 ]
 
 _NAMES = (
     *("relu", "relu6", "leaky_relu", "elu", "celu", "selu", "gelu", "silu", "mish", "hardswish"),
-    *("hardtanh", "prelu", "rrelu", "softplus"),
+    *("hardtanh", "prelu", "rrelu", "softplus", "threshold", "softshrink", "hardshrink"),
+    *("tanhshrink",),
     *("sigmoid", "hardsigmoid", "logsigmoid", "tanh", "softsign"),
 )
 # Of modules and functions alike: lower case, without underscores.
@@ -86,3 +95,97 @@ def is_whole_norm(module: nn.Module) -> bool:
     (filter response normalisation with TLU), https://arxiv.org/abs/1911.09737.
     """
     return type(module).__name__.startswith(("EvoNorm", "FilterResponseNormTlu"))
+
+
+class Grid(NamedTuple):
+    """Where pointwise functions are compared: ``core`` in order, then points far away."""
+
+    core: Tensor
+    points: Tensor
+
+
+def _grid() -> Grid:
+    core = torch.arange(-240, 241, dtype=torch.float64) / 20
+    far = torch.tensor([20.0, 100.0, 1e3, 1e6], dtype=torch.float64)
+    return Grid(core, torch.cat((core, far, -far)))
+
+
+GRID = _grid()
+_TOLERANCE = 1e-5
+# hardtanh is not among them: x.clamp(-1, 1) is more often the range of a result.
+_FORMS: dict[str, tuple[Callable[[Tensor], Tensor], ...]] = {
+    "relu": (F.relu,),
+    "silu": (F.silu,),
+    "gelu": (F.gelu, lambda x: F.gelu(x, approximate="tanh")),
+    "quick_gelu": (lambda x: x * torch.sigmoid(1.702 * x),),
+    "mish": (F.mish,),
+    "hardswish": (F.hardswish,),
+    "relu6": (F.relu6,),
+    "relu2": (lambda x: F.relu(x).square(),),
+    "selu": (F.selu,),
+    "tanhshrink": (F.tanhshrink,),
+    "logsigmoid": (F.logsigmoid,),
+    "sigmoid": (torch.sigmoid,),
+    "hardsigmoid": (F.hardsigmoid, lambda x: 6 * F.hardsigmoid(x)),
+    "tanh": (torch.tanh,),
+    "softsign": (F.softsign,),
+}
+
+
+def recognised(values: Tensor) -> str | None:
+    """Return the plain name of the activation that has these values on the grid, None if none has.
+
+    Example:
+        >>> x = GRID.points
+        >>> recognised(x / (1 + torch.exp(-x))), recognised(torch.maximum(x, 0.2 * x))
+        ('silu', 'leaky_relu')
+    """
+    core = values[: len(GRID.core)]
+    if not core.isfinite().all() or is_affine(values):
+        return None
+    at = dict(zip(GRID.points.tolist(), values.tolist(), strict=True))
+    slope, half, most = -at[-1.0], at[0.0], at[1e3]
+    alpha = -at[-1e3] if math.isfinite(at[-1e3]) else -at[-12.0]
+    families: dict[str, list[Callable[[Tensor], Tensor]]] = {k: [*v] for k, v in _FORMS.items()}
+    if 0 < slope < 1:
+        families["leaky_relu"] = [lambda x: F.leaky_relu(x, slope)]
+    if alpha > 0:
+        families["elu"] = [lambda x: F.elu(x, alpha), lambda x: F.celu(x, alpha)]
+    if half > 0:
+        families["softplus"] = [lambda x: F.softplus(x, math.log(2) / half)]
+    if 1 < most < math.inf and most != 6:
+        families["clipped_relu"] = [lambda x: F.hardtanh(x, 0.0, most)]
+    for kind, functions in families.items():
+        for function in functions:
+            expected = function(GRID.points)
+            same = torch.isclose(values, expected, rtol=_TOLERANCE, atol=_TOLERANCE)
+            # Formulas with exponentials overflow far away.
+            if bool((same | ~values.isfinite()).all()):
+                return kind
+    return None
+
+
+def is_affine(values: Tensor) -> bool:
+    """Tell whether these values on the grid are those of ``a x + b``."""
+    core = values[: len(GRID.core)]
+    line = core[0] + (core[-1] - core[0]) * torch.linspace(0, 1, len(core), dtype=core.dtype)
+    return torch.allclose(core, line, rtol=_TOLERANCE, atol=_TOLERANCE)
+
+
+def is_monotone(values: Tensor) -> bool:
+    """Tell whether these values on the grid never fall, or never rise."""
+    steps = values[: len(GRID.core)].diff()
+    return bool((steps >= -1e-9).all() or (steps <= 1e-9).all())
+
+
+def is_between_bounds(values: Tensor) -> bool:
+    """Tell whether these values on the grid do not grow far away."""
+    finite = values[values.isfinite()]
+    return bool(finite.abs().max() <= 2 * values[: len(GRID.core)].abs().max() + 1)
+
+
+def is_defined(values: Tensor) -> bool:
+    """Tell whether these values on the grid are finite, without a pole between two points."""
+    core = values[: len(GRID.core)]
+    jumps = (core[1:] - core[:-1]).abs() > 10
+    return bool(core.isfinite().all()) and not bool((jumps & (core[1:] * core[:-1] < 0)).any())

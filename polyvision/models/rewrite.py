@@ -1,7 +1,8 @@
 """Give a call in the source of a module's method an activation module of its own.
 
 ``F.relu(self.bn(x))`` in ``forward`` becomes ``self.relu(self.bn(x))``, and of three calls of
-``self.relu`` the second becomes ``self.relu_2``. Only that expression changes: control flow,
+``self.relu`` the second becomes ``self.relu_2``. An activation written by hand is replaced whole:
+``x * torch.sigmoid(x)`` becomes ``self.silu(x)``. Only that expression changes: control flow,
 training-time branches and all other code stay what they are, so the result can be compiled,
 exported and read in a traceback. The module keeps its class by name and ``isinstance``: as in FSDP2
 (Zhao et al. 2023, https://arxiv.org/abs/2304.11277), its class becomes a subclass made on the spot,
@@ -18,14 +19,16 @@ import inspect
 import itertools
 import linecache
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
 from torch import nn
 
 from polyvision.models.calls import Target
+from polyvision.models.flow import Place
 
-__all__ = ["CannotRewrite", "attribute_for", "drops_result", "rewritten_class"]
+__all__ = ["CannotRewrite", "attribute_for", "drops_result", "rewritten_class", "source_of"]
 
 _SERIAL = itertools.count()
 _KNOWN: dict[tuple[Any, ...], type[nn.Module]] = {}
@@ -136,7 +139,7 @@ def _edited_source(cls: type, name: str, edits: Mapping[Target, str]) -> str:
     assert code is not None
     definition = copy.deepcopy(_definition(code))
     definition.name = name
-    editor = _Editor({(t.place.line, t.place.column): (t, a) for t, a in edits.items() if t.place})
+    editor = _Editor({_key_of(t.place): (t, a) for t, a in edits.items() if t.place})
     editor.visit(definition)
     if editor.edits:
         raise CannotRewrite(f"{code.co_qualname} has changed on disk since it was imported")
@@ -148,6 +151,19 @@ def _edited_source(cls: type, name: str, edits: Mapping[Target, str]) -> str:
     if private:
         raise CannotRewrite(f"{code.co_qualname} uses the private name {private[0]}")
     return ast.unparse(ast.fix_missing_locations(definition))
+
+
+def source_of(target: Target) -> str:
+    """Return the text of the call or expression with its file and line, as far as known."""
+    place = target.place
+    if place is None:
+        return target.caller
+    where = f"{Path(place.file).name}:{place.line}"
+    try:
+        nodes = [node for node in ast.walk(_tree(place.file)) if _key(node) == _key_of(place)]
+    except (CannotRewrite, SyntaxError):
+        nodes = []
+    return f"{ast.unparse(nodes[0])} ({where})" if nodes else where
 
 
 def drops_result(target: Target) -> bool:
@@ -167,16 +183,49 @@ def _statements(file: str) -> frozenset[tuple[int | None, int | None]]:
     return frozenset((n.end_lineno, n.end_col_offset) for n in nodes)
 
 
-class _Editor(ast.NodeTransformer):
-    """Changes the calls that end at the given places."""
+_Key = tuple[int, int, tuple[int, int] | None]  # line and column of the end; start of an operator
 
-    def __init__(self, edits: dict[tuple[int, int], tuple[Target, str]]) -> None:
+
+def _key_of(place: Place) -> _Key:
+    return place.line, place.column, place.start
+
+
+def _key(node: ast.AST) -> _Key | None:
+    """Return what tells the place of an expression, or of a statement such as ``x *= y``."""
+    if not isinstance(node, ast.expr | ast.AugAssign) or not hasattr(node, "lineno"):
+        return None
+    start = None if isinstance(node, ast.Call) else (node.lineno, node.col_offset)
+    return node.end_lineno or 0, node.end_col_offset or 0, start
+
+
+class _Editor(ast.NodeTransformer):
+    """Changes the calls and expressions at the given places."""
+
+    def __init__(self, edits: dict[_Key, tuple[Target, str]]) -> None:
         self.edits = edits
+
+    def visit(self, node: ast.AST) -> Any:
+        """Replace one expression, or go on with what ``node`` holds."""
+        key = _key(node)
+        edit = self.edits.get(key) if key is not None else None
+        if key is None or edit is None or not edit[0].expression:
+            return super().visit(node)
+        del self.edits[key]
+        assert isinstance(node, ast.expr | ast.AugAssign)
+        target, attribute = edit
+        given = self.visit(_operand(node, target))
+        function = ast.Attribute(ast.Name("self", ast.Load()), attribute, ast.Load())
+        new = ast.Call(function, [given], [])
+        if isinstance(node, ast.AugAssign):
+            return ast.Assign([node.target], new)
+        if target.inplace and isinstance(given, ast.Name):
+            return ast.NamedExpr(ast.Name(given.id, ast.Store()), new)
+        return new
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         """Replace one call."""
         self.generic_visit(node)
-        edit = self.edits.pop((node.end_lineno or 0, node.end_col_offset or 0), None)
+        edit = self.edits.pop((node.end_lineno or 0, node.end_col_offset or 0, None), None)
         if edit is None:
             return node
         target, attribute = edit
@@ -194,7 +243,8 @@ class _Editor(ast.NodeTransformer):
         """Replace a call whose result is dropped: it was made for what it does to its argument."""
         call = node.value
         is_call = isinstance(call, ast.Call)
-        edit = self.edits.get((node.end_lineno or 0, node.end_col_offset or 0)) if is_call else None
+        key = (node.end_lineno or 0, node.end_col_offset or 0, None)
+        edit = self.edits.get(key) if is_call else None
         new = self.generic_visit(node)
         assert isinstance(new, ast.Expr)
         if edit is None or not isinstance(new.value, ast.Call):
@@ -217,6 +267,47 @@ def _input(node: ast.Call, target: Target) -> ast.expr:
         if keyword.arg == "input":
             return keyword.value
     raise CannotRewrite(f"{target.caller} passes its input by * or **")
+
+
+def _operand(node: ast.expr | ast.AugAssign, target: Target) -> ast.expr:
+    """Return the source of the tensor that an expression is a function of."""
+    assigned = [part for part in ast.walk(node) if isinstance(part, ast.NamedExpr)]
+    given = _found_operand(node, target)
+    for part in assigned:
+        if isinstance(given, ast.Name) and given.id == part.target.id:
+            given = part
+    if any(part not in list(ast.walk(given)) for part in assigned):
+        raise CannotRewrite(f"{target.caller} assigns a variable inside of {ast.unparse(node)}")
+    return given
+
+
+def _found_operand(node: ast.expr | ast.AugAssign, target: Target) -> ast.expr:
+    operand = target.operand
+    if operand is not None and operand.name is not None:
+        return ast.Name(operand.name, ast.Load())
+    if operand is not None and operand.place is not None:
+        for part in ast.walk(node):
+            if _key(part) != _key_of(operand.place):
+                continue
+            if isinstance(part, ast.BinOp):
+                sides = [side for side in (part.left, part.right) if not _is_number(side)]
+                if len(sides) == 1:
+                    return sides[0]
+            if isinstance(part, ast.UnaryOp):
+                return part.operand
+            if isinstance(part, ast.Call):
+                is_method = operand.method and isinstance(part.func, ast.Attribute)
+                values = [part.func.value, *part.args] if is_method else part.args  # type: ignore[attr-defined]
+                if operand.index < len(values) and not isinstance(values[0], ast.Starred):
+                    return values[operand.index]
+    text = f"{target.kind} is written by hand"
+    raise CannotRewrite(f"{text}, and {source_of(target)} does not hold its input under one name")
+
+
+def _is_number(node: ast.expr) -> bool:
+    if isinstance(node, ast.UnaryOp):
+        return _is_number(node.operand)
+    return isinstance(node, ast.Constant)
 
 
 def _is_inplace(node: ast.Call, target: Target) -> bool:

@@ -24,10 +24,17 @@ from polyvision.models.functions import is_activation_module, is_bounded, is_who
 from polyvision.models.inputs import Inputs, other_sizes
 from polyvision.models.rewrite import attribute_for
 
-__all__ = ["ROLES", "Role", "Use", "feature_dim", "find_uses"]
+__all__ = ["KEPT_ROLES", "ROLES", "Role", "Use", "feature_dim", "find_uses"]
 
-Role = Literal["stem", "block", "head", "gate", "mlp"]
+Role = Literal["stem", "block", "head", "gate", "mlp", "kernel", "positive"]
 ROLES: tuple[Role, ...] = get_args(Role)
+
+# Roles whose sites stay unless they are asked for, with the reason.
+KEPT_ROLES: dict[Role, str] = {
+    "gate": "a gate",
+    "kernel": "an attention kernel",
+    "positive": "keeps a scale, an output or a parameter positive",
+}
 
 _Calls = dict[Target, list[Call]]
 _HEAD = re.compile(r"(classifier|head|fc|pooler|pre_logits|last_linear)\w*(\.|$)")
@@ -65,9 +72,14 @@ class Use:
 
     @property
     def kind(self) -> str:
-        """Class of the module, or name of the function with brackets."""
+        """Class of the module, or name of the function with brackets, also of one by hand."""
         target = self.targets[0]
         return f"{target.kind}()" if target.module is None else target.kind
+
+    @property
+    def known(self) -> bool:
+        """Whether it is an activation, not some other nonlinear function."""
+        return self.targets[0].known
 
     @property
     def rewritten(self) -> bool:
@@ -81,9 +93,14 @@ def find_uses(
     """Trace ``model`` and describe every place where it applies an activation.
 
     The role is ``gate`` for a function that bounds its output (sigmoid, hard-sigmoid, tanh, and
-    relu6 of x + 3), ``mlp`` inside a feed-forward network, also for the activated half of a gated
-    one; otherwise ``stem`` before, ``block`` in and ``head`` after the blocks that the network
-    repeats.
+    relu6 of x + 3); ``kernel`` for what linear attention applies to queries and keys, and others to
+    scores; ``positive`` for a function above zero (softplus, exp, elu + 1) that scales a tensor or
+    is returned, and for functions of parameters; ``mlp`` inside a feed-forward network, also for
+    the activated half of a gated one; otherwise ``stem`` before, ``block`` in and ``head`` after
+    the blocks that the network repeats.
+
+    An activation written by hand is one site. So is a nonlinear pointwise function that equals no
+    known activation: it has ``known`` false.
 
     Args:
         model: left as it is.
@@ -112,13 +129,17 @@ def find_uses(
     if trained and set(trained[0]) - set(evaluated[0]):  # auxiliary heads
         trained += _runs(tracer, others, training=True)
     notes = [] if trained else ["the network could not be run in training mode: not searched there"]
-    sites = _grouped({**evaluated[0], **(trained[0] if trained else {})})
+    every = {**evaluated[0], **(trained[0] if trained else {})}
+    modules = {target.module for target in every if target.module is not None}
+    # A module that is an activation as a whole may contain others.
+    inside = [t for t in every if t.place and {t.place.owner, *_above(t.place.owner)} & modules]
+    sites = _grouped({target: None for target in every if target not in inside})
     uses = _named(model, sites)
     for use in uses:
         use.training = use.targets[0] not in evaluated[0]
         _measure(use, trained if use.training else evaluated, need_dim)
     _place_roles(model, uses)
-    called = {target.module for use in uses for target in use.targets}
+    called = {target.module for target in every} | tracer.absorbed
     idle = {
         name: type(module).__name__
         for name, module in model.named_modules()
@@ -185,11 +206,10 @@ def _measure(use: Use, runs: Sequence[_Calls], need_dim: bool) -> None:
     use.calls = len(seen[0])
     use.keeps_shape = all(call.keeps_shape for call in seen[0])
     use.device, use.dtype = seen[0][0].device, seen[0][0].dtype
-    if is_bounded(use.targets[0].kind) or all(
-        call.shifted and use.targets[0].kind.lower() == "relu6" for call in seen[0]
-    ):
+    use.role = next((call.role for call in seen[0] if call.role), "block")
+    if use.known and is_bounded(use.targets[0].kind):
         use.role = "gate"
-    if not need_dim:
+    if not need_dim or not use.known:
         return
     dims = set()
     for same_call in zip(*(calls for calls in seen if len(calls) == use.calls), strict=True):
@@ -242,7 +262,7 @@ def _place_roles(model: nn.Module, uses: Sequence[Use]) -> None:
     first = repeated.index(True) if True in repeated else 0
     last = len(uses) - 1 - repeated[::-1].index(True) if True in repeated else len(uses) - 1
     for i, use in enumerate(uses):
-        if use.role == "gate":
+        if use.role in KEPT_ROLES:
             continue
         owners = ["", *(name for name in _above(use.name) if name in classes)]
         near = [f"{name.rpartition('.')[2]} {classes[name].__name__}" for name in owners[-2:]]

@@ -18,7 +18,7 @@ from polyvision.models.calls import Target, Tracer
 from polyvision.models.choice import Select, choose
 from polyvision.models.functions import is_activation_module, is_whole_norm
 from polyvision.models.inputs import Inputs, example_inputs
-from polyvision.models.rewrite import CannotRewrite, drops_result, rewritten_class
+from polyvision.models.rewrite import CannotRewrite, drops_result, rewritten_class, source_of
 from polyvision.models.save_pretrained import guard_save_pretrained
 from polyvision.models.sites import Use, find_uses
 from polyvision.models.swap_report import Kept, Site, SwapReport
@@ -46,8 +46,12 @@ def swap_activations(
     feature dimension of its site, found by running the network on tensors without data. Every
     other entry of the ``state_dict`` keeps its name and value.
 
-    Gates (sigmoid, hard-sigmoid, tanh) stay unless ``include`` names them, and so do norms whose
-    nonlinearity is part of them (EvoNorm).
+    An activation written by hand (``x * torch.sigmoid(x)``, or a module of your own that computes
+    one) is one site. A nonlinear pointwise function that is no known activation is left over.
+
+    Gates (sigmoid, hard-sigmoid, tanh), the kernels of linear attention, and positive scales and
+    outputs (softplus) stay unless ``include`` names them, and so do norms whose nonlinearity is
+    part of them (EvoNorm).
 
     Args:
         model: any network, on any device including meta; not yet compiled or scripted.
@@ -55,9 +59,9 @@ def swap_activations(
         inputs: what ``model`` takes: a tensor, a tuple of arguments or a dictionary of keywords, of
             which only shapes and dtypes matter. Not needed for most models of timm, torchvision and
             transformers.
-        include: replace these only: roles (``stem block head gate mlp``), names or patterns of
-            names (``layer1.*``), module classes or functions (``nn.GELU``, ``F.relu``). A pattern
-            with ``*`` or ``?`` does not reach gates.
+        include: replace these only: roles (``stem block head gate mlp kernel positive``), names
+            or patterns of names (``layer1.*``), module classes or functions (``nn.GELU``,
+            ``F.relu``). A pattern with ``*`` or ``?`` reaches no gate, kernel or positive scale.
         exclude: keep these, given in the same way.
         on_leftover: what to do about activations that should be replaced and cannot be:
             ``error`` (the model is left as it was), ``warn``, or ``ignore`` (they are listed).
@@ -167,7 +171,10 @@ class _Edit:
         names = {use.name for use in chosen}
         for use in uses:
             target = use.targets[0]
-            if use.name in names and not use.keeps_shape:
+            if use.name in names and not use.known:
+                reason = f"pointwise and nonlinear, but no known activation: {source_of(target)}"
+                left.append(Kept(use.name, use.kind, reason))
+            elif use.name in names and not use.keeps_shape:
                 left.append(Kept(use.name, use.kind, "its output has another shape than its input"))
             elif use.name in names and not use.rewritten and any(map(drops_result, use.targets)):
                 reason = f"{target.caller} drops its result: it relies on a change in place"
@@ -292,7 +299,7 @@ def _settle(leftovers: Sequence[Kept], on_leftover: OnLeftover, model: str, act:
 def _site(use: Use) -> Site:
     how: Any = "module"
     if use.targets[0].module is None:
-        how = "function"
+        how = "expression" if use.targets[0].expression else "function"
     elif use.rewritten:
         how = "unshared"
     return Site(use.name, use.kind, how, use.role, use.dim, use.calls)

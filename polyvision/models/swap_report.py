@@ -11,7 +11,7 @@ from polyvision.models.sites import Role
 
 __all__ = ["Kept", "Site", "SwapReport"]
 
-How = Literal["module", "unshared", "function"]
+How = Literal["module", "unshared", "function", "expression"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,8 +22,9 @@ class Site:
         name: the new module's name in the network.
         was: class of the module or name of the function that it replaced.
         how: ``module`` in the place of one; ``unshared``, taken out of a module that served several
-            sites; ``function``, in the place of a function call.
-        role: ``stem``, ``block``, ``head``, ``gate`` or ``mlp``.
+            sites; ``function``, in the place of a function call; ``expression``, in the place of an
+            activation written by hand.
+        role: ``stem``, ``block``, ``head``, ``gate``, ``mlp``, ``kernel`` or ``positive``.
         dim: the feature dimension: 1 for NCHW, -1 for channel-last; None for a pointwise one.
         calls: how often one forward pass runs the module; above 1, its calls share coefficients.
     """
@@ -44,13 +45,13 @@ class Kept:
         name: name of the module, or the one that a call of a function would have got.
         was: class of the module or name of the function.
         reason: why it stays.
-        gate: it stays because it is a gate.
+        role: as for a site; None for what no pass calls and for norms.
     """
 
     name: str
     was: str
     reason: str
-    gate: bool = False
+    role: Role | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +77,7 @@ class SwapReport:
     @property
     def gates(self) -> tuple[Kept, ...]:
         """The kept gates."""
-        return tuple(kept for kept in self.kept if kept.gate)
+        return tuple(kept for kept in self.kept if kept.role == "gate")
 
     def summary(self) -> str:
         """Return the counts in one line."""
@@ -102,7 +103,11 @@ class SwapReport:
         return "\n".join([*_table(rows), "", self.summary(), *self.notes])
 
 
-_HOW: dict[How, str] = {"unshared": "unshared", "function": "in place of functions"}
+_HOW: dict[How, str] = {
+    "unshared": "unshared",
+    "function": "in place of functions",
+    "expression": "in place of expressions",
+}
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:

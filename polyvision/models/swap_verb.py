@@ -6,6 +6,7 @@ import argparse
 
 from polyvision.errors import PolyvisionError
 from polyvision.models.inputs import image_inputs
+from polyvision.models.sites import ROLES
 from polyvision.models.swap import swap_activations
 from polyvision.models.zoo import build_empty
 
@@ -18,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model", help="timm name, torchvision:<name> or transformers:<model type>, e.g. resnet50"
     )
     parser.add_argument("--act", default="polynorm", help="activation (default: polynorm)")
-    selection = "a role (stem, block, head, gate, mlp) or a name pattern"
+    selection = f"a role ({', '.join(ROLES)}) or a name pattern"
     parser.add_argument("--include", nargs="+", help=f"replace only these: {selection}")
     parser.add_argument("--exclude", nargs="+", help=f"keep these: {selection}")
     parser.add_argument("--image-size", type=int, help="height and width of the images in pixels")

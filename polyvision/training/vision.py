@@ -257,7 +257,7 @@ def _plan(config: Config, data: ImageData, built: VisionModel) -> list[tuple[str
     ]
     if report.gates:
         rows.append(("gates kept", _names(report.gates)))
-    kept = tuple(kept for kept in report.kept if not kept.gate)
+    kept = tuple(kept for kept in report.kept if kept.role != "gate")
     if kept:
         rows.append(("kept", _names(kept)))
     if report.leftovers:

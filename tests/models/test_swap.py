@@ -43,7 +43,7 @@ class Functional(nn.Module):
         z = torch.relu(input=self.function(state["x"] - 1))
         if self.training:
             z = F.silu(z * 2)
-        return self.helper(z.sigmoid() * z)
+        return self.helper(z.sigmoid() * state["x"].mean(1, keepdim=True))
 
     def helper(self, z: Tensor) -> Tensor:
         pieces = [F.leaky_relu(piece, 0.1) for piece in z.split(2, dim=1)]
@@ -70,10 +70,10 @@ def test_every_call_of_a_function_gets_a_module() -> None:
     for training in (False, True):
         out = model.train(training)(x)
         by_hand = model.conv(x)
-        by_hand = model.relu_2(model.relu(by_hand) + by_hand)
-        by_hand = model.relu_3(model.gelu(by_hand - 1))
+        state = model.relu_2(model.relu(by_hand) + by_hand)
+        by_hand = model.relu_3(model.gelu(state - 1))
         by_hand = model.silu(by_hand * 2) if training else by_hand
-        by_hand = by_hand.sigmoid() * by_hand
+        by_hand = by_hand.sigmoid() * state.mean(1, keepdim=True)
         pieces = [model.leaky_relu(piece) for piece in by_hand.split(2, dim=1)]
         torch.testing.assert_close(out, model.relu_4(torch.cat(pieces, 1)))
 
@@ -180,19 +180,20 @@ def test_the_activated_half_of_a_gated_network_is_replaced() -> None:
     assert [(g.name, g.was) for g in report.gates] == [("2.act", "Sigmoid")]
 
 
-class HardSwish(nn.Module):
-    """As many copies of MobileNetV3 spell it."""
+class HardSigmoidGate(nn.Module):
+    """Gates the mean of an image, with a hard-sigmoid as many copies of MobileNetV3 spell it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.relu6 = nn.ReLU6(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.relu6(x + 3) / 6 + F.relu6(3.0 + x)
+        mean = x.mean((2, 3), keepdim=True)
+        return mean * self.relu6(x + 3) / 6 + F.relu6(3.0 + x)
 
 
 def test_a_hard_sigmoid_that_is_spelled_out_is_a_gate() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), HardSwish(), nn.ReLU6())
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), HardSigmoidGate(), nn.ReLU6())
     report = swap_activations(model, "polynorm", inputs=IMAGE)
     assert [s.name for s in report.sites] == ["2"]
     assert [g.was for g in report.gates] == ["ReLU6", "relu6()"]
@@ -369,7 +370,10 @@ def test_a_module_that_hides_from_its_network_is_found_by_the_audit() -> None:
         ({"on_leftover": "raise"}, "unknown on_leftover 'raise'. Valid: error, ignore, warn."),
         ({"include": "stme"}, "include: no activation of EfficientNet matches 'stme'. Did you me"),
         ({"exclude": nn.GELU}, "exclude: EfficientNet has no activation that is GELU; it has SiLU"),
-        ({"include": 3}, "include: 3 is no role (stem, block, head, gate, mlp), name pattern"),
+        (
+            {"include": 3},
+            "include: 3 is no role (stem, block, head, gate, mlp, kernel, positive), n",
+        ),
         ({"exclude": ["*"]}, "no activation to replace: it has 13, and all of them stay"),
         ({"inputs": torch.zeros(1, 5, 8, 8)}, "cannot be traced on inputs of shape (1, 5, 8, 8)"),
         ({"model": nn.Sequential(nn.Linear(3, 3))}, "Sequential does not tell what it takes; pass"),
