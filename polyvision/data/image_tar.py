@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from polyvision.data.decode import EXTENSIONS
 from polyvision.data.folder import is_image
 from polyvision.data.image_folders import existing_folder
+from polyvision.data.image_identity import array_digest, digest
 from polyvision.data.image_names import Names
 from polyvision.data.image_sets import ImageData, Request
 from polyvision.data.image_strict import strict_data
@@ -81,6 +82,10 @@ class TarImages:
     def labels(self) -> NDArray[np.int64]:
         """Return the label of every image."""
         return self._labels
+
+    def identity(self) -> str:
+        """Return a hash of the names inside the archives, and of the labels."""
+        return digest([self._names.digest(), array_digest(self._labels)])
 
 
 def _members(archive: Path) -> Iterator[_Member]:

@@ -139,6 +139,7 @@ def _load_cifar(
 
 
 _IMAGENETTE = {"full": "imagenette2", "320px": "imagenette2-320", "160px": "imagenette2-160"}
+_IMAGENETTE_IMAGES = (9469, 3925)
 
 
 def load_imagenette(
@@ -169,7 +170,11 @@ def load_imagenette(
             f"{folder} is not whole: train/ has the classes {', '.join(train.classes)} and val/ "
             f"{', '.join(val.classes)}; Imagenette has {', '.join(_wnids())} in both"
         )
-    return folder_data(request, train, val, f"Imagenette, {size}", max_unreadable)
+    data = folder_data(request, train, val, f"Imagenette, {size}", max_unreadable)
+    if (len(train), len(val)) != _IMAGENETTE_IMAGES:  # as after a download that was broken off
+        whole = " + ".join(f"{count:,}" for count in _IMAGENETTE_IMAGES)
+        data.notes.append(f"Imagenette has {whole} images; {folder} has {len(train)} + {len(val)}")
+    return data
 
 
 def _wnids() -> list[str]:

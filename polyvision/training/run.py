@@ -44,6 +44,7 @@ _FREE_KEYS = frozenset(
         "data.workers",
         "data.root",
         "data.path",
+        "data.options.max_unreadable",
         "recipe.accumulate",
         "trainer.devices",
         "trainer.log_every_n_steps",

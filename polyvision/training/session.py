@@ -87,6 +87,8 @@ def _fit(
     first_step: int,
     rows: list[tuple[str, str]],
 ) -> dict[str, Any]:
+    if task.skipped is not None:
+        task.skipped.keep_in(run.folder / "unreadable.jsonl")
     _prepare_folder(run, task, first_step)
     module = task.module(
         task.model,
@@ -250,6 +252,8 @@ def _prepare_folder(run: Run, task: Task, first_step: int) -> None:
         return
     for name, text in task.files.items():
         write_whole(run.folder / name, text)
+    if task.skipped is not None:
+        task.skipped.forget_repaired()
     metrics = run.folder / "metrics.jsonl"
     if run.checkpoint is not None:
         truncate_metrics(metrics, first_step)
@@ -339,5 +343,5 @@ def _summary(
         "samples_per_s": round(speed["samples_per_s"], 2) if speed else None,
         "speed": speed,
         "torch_threads": torch.get_num_threads(),
-        "unreadable": task.unreadable(),
+        "unreadable": task.skipped.names() if task.skipped else [],
     }

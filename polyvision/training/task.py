@@ -8,6 +8,7 @@ from collections.abc import Callable
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
+from polyvision.data.image_skips import SkippedImages
 from polyvision.errors import PolyvisionError
 from polyvision.training.averaging import averaged_tag
 from polyvision.training.loader import MapDataset, OrderedSamples
@@ -36,7 +37,7 @@ class Task:
         tokens_per_sample: tokens of a sample; None for images.
         callbacks: further callbacks.
         files: text files for the run folder, by name.
-        unreadable: names the training files skipped so far.
+        skipped: training files left out because they cannot be read; None where none can be.
         named_val: further validation sets; the metrics of one are ``val/<name>/...``.
     """
 
@@ -53,7 +54,7 @@ class Task:
     tokens_per_sample: int | None = None
     callbacks: list[Callback] = dataclasses.field(default_factory=list)
     files: dict[str, str] = dataclasses.field(default_factory=dict)
-    unreadable: Callable[[], list[str]] = list
+    skipped: SkippedImages | None = None
     named_val: dict[str, MapDataset] = dataclasses.field(default_factory=dict)
 
 

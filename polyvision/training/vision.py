@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
 
+from polyvision.data.image_skips import SkippedImages
 from polyvision.data.images import Augment, ImageData, collate, load_image_data
-from polyvision.errors import PolyvisionError
+from polyvision.errors import PolyvisionError, some
 from polyvision.models.network import VisionNetwork, network_to_plain
 from polyvision.models.swap_report import Kept, SwapReport
 from polyvision.models.vision import UnknownOption, VisionModel, create_vision_model
@@ -41,13 +42,21 @@ class VisionModule(TaskModule):
         model: the network.
         recipe: its loss, label smoothing and mixing of images are those of training.
         classes: number of classes.
+        skipped: the images that passes were left without.
         keywords: those of ``TaskModule``.
     """
 
     def __init__(
-        self, model: nn.Module, recipe: VisionRecipeConfig, *, classes: int, **keywords: Any
+        self,
+        model: nn.Module,
+        recipe: VisionRecipeConfig,
+        *,
+        classes: int,
+        skipped: SkippedImages | None = None,
+        **keywords: Any,
     ) -> None:
         super().__init__(model, recipe, **keywords)
+        self.skipped = skipped
         mixed = bool(recipe.mix.mixup or recipe.mix.cutmix)
         self.mixing = Mixing(recipe, classes) if mixed else None
         self.training_loss = build_loss(recipe, mixed=mixed)
@@ -57,11 +66,26 @@ class VisionModule(TaskModule):
         return logits.float()
 
     def loss(self, batch: Batch) -> Tensor:
-        """Return the recipe's mean loss of the batch."""
+        """Return the recipe's mean loss of the batch.
+
+        Raises:
+            PolyvisionError: unreadable images left it with one, and the network needs more.
+        """
         images, targets = batch
         if self.mixing is not None:
             images, targets = self.mixing(images, targets)
-        return self.training_loss(self._logits(images), targets)
+        try:
+            logits = self._logits(images)
+        except ValueError as error:  # batch norm over one value
+            names = self.skipped.names() if self.skipped else []
+            if len(images) > 1 or not names:
+                raise
+            raise PolyvisionError(
+                "unreadable images were left out of a batch of training images, and the network "
+                f"does not train on the one that remained ({error}). Not read so far: "
+                f"{some(names)}. Repair or remove them, or raise recipe.batch_size"
+            ) from error
+        return self.training_loss(logits, targets)
 
     def count(self, batch: Batch) -> dict[str, Tensor]:
         """Return the summed cross-entropy, the hits among the best 1 and 5, and the images."""
@@ -135,7 +159,7 @@ def build_task(config: Config) -> Task:
         built = dataclasses.replace(built, weights=weights)
 
     def module(*arguments: Any, **keywords: Any) -> VisionModule:
-        return VisionModule(*arguments, classes=len(data.classes), **keywords)
+        return VisionModule(*arguments, classes=len(data.classes), skipped=data.skipped, **keywords)
 
     return Task(
         model=built.model,
@@ -148,7 +172,7 @@ def build_task(config: Config) -> Task:
         shown=["val/loss", "val/acc1", "val/acc5"],
         make_input=lambda n: torch.zeros(n, data.in_chans, data.image_size, data.image_size),
         collate=collate,
-        unreadable=data.unreadable,
+        skipped=data.skipped,
         files={
             "classes.json": json.dumps(data.classes, indent=2) + "\n",
             "network.json": json.dumps(network_to_plain(network), indent=2) + "\n",
