@@ -165,7 +165,9 @@ def _by_class(root: Path, names: Sequence[str], layout: str) -> dict[str, list[_
                 found.setdefault(above[-1], []).append(member)
         if found:
             return found
-    raise PolyvisionError(f"no image in {names[0]}.tar or {names[0]}/*.tar of {root}: {layout}")
+    raise PolyvisionError(
+        f"no image in {names[0]}.tar or {names[0]}/*.tar of {root.absolute()}: {layout}"
+    )
 
 
 _KEY = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")  # WebDataset: the key ends at the first dot
@@ -205,7 +207,7 @@ def _shards(root: Path, side: str, pattern: str, label_key: str | None) -> TarIm
     shards = sorted(root.glob(pattern))
     if not shards:
         raise PolyvisionError(
-            f"no shard in {root} matches {pattern}; give data.options.{side}=<pattern>"
+            f"no shard in {root.absolute()} matches {pattern}; give data.options.{side}=<pattern>"
         )
     images: list[_Member] = []
     labels: list[int] = []

@@ -20,7 +20,7 @@ from polyvision.data.folder import scan_class_tree
 from polyvision.data.image_arrays import array_data
 from polyvision.data.image_folders import folder_data
 from polyvision.data.image_sets import ImageData, Request
-from polyvision.errors import PolyvisionError, unknown
+from polyvision.errors import PolyvisionError, looked_for, unknown
 
 __all__ = ["load_cifar10", "load_cifar100", "load_fashion_mnist", "load_imagenette"]
 
@@ -199,9 +199,10 @@ def _root(name: str, root: str | None) -> Path:
 
 
 def _absent(name: str, root: str | None, missing: str) -> PolyvisionError:
+    where = "" if root is None else looked_for(root)
     return PolyvisionError(
-        f"data.root={root} holds {missing}. Give data.root=<folder with them>, or let torchvision "
-        f"fetch them: data={name} data.root=<folder> data.options.download=true"
+        f"data.root={root}{where} holds {missing}. Give data.root=<folder with them>, or let "
+        f"torchvision fetch them: data={name} data.root=<folder> data.options.download=true"
     )
 
 

@@ -26,7 +26,7 @@ import yaml
 
 import polyvision
 from polyvision.data.lock import only_writer
-from polyvision.errors import PolyvisionError
+from polyvision.errors import PolyvisionError, looked_for
 from polyvision.training.compose import completed
 from polyvision.training.schema import Config
 from polyvision.training.storage import explained, write_whole
@@ -235,7 +235,8 @@ def _named(path: Path, config: Config) -> Run:
             raise PolyvisionError(f"resume={path}: the run has no checkpoint yet ({run.last})")
         return run
     raise PolyvisionError(
-        f"resume={path} is neither a checkpoint (.ckpt) nor a run folder: give one, or resume=auto"
+        f"resume={path} is neither a checkpoint (.ckpt) nor a run folder{looked_for(path)}: give "
+        "one, or resume=auto"
     )
 
 

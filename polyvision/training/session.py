@@ -87,9 +87,11 @@ def _fit(
     first_step: int,
     rows: list[tuple[str, str]],
 ) -> dict[str, Any]:
+    _prepare_folder(run, task, first_step)
     if task.skipped is not None:
         task.skipped.keep_in(run.folder / "unreadable.jsonl")
-    _prepare_folder(run, task, first_step)
+        if "LOCAL_RANK" not in os.environ:  # the first rank, before it starts the others
+            task.skipped.forget_repaired()
     module = task.module(
         task.model,
         config.recipe,
@@ -252,8 +254,6 @@ def _prepare_folder(run: Run, task: Task, first_step: int) -> None:
         return
     for name, text in task.files.items():
         write_whole(run.folder / name, text)
-    if task.skipped is not None:
-        task.skipped.forget_repaired()
     metrics = run.folder / "metrics.jsonl"
     if run.checkpoint is not None:
         truncate_metrics(metrics, first_step)
