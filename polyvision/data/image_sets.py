@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
@@ -15,6 +15,10 @@ from polyvision.errors import PolyvisionError
 __all__ = ["ImageData", "Request", "Sample", "collate", "describe"]
 
 Sample = tuple[Tensor, int]
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +35,7 @@ class ImageData:
         notes: what was ignored while the data was listed, one sentence each.
         in_chans: channels of the images.
         skipped: the training images left out because they cannot be read; None where none can be.
+        check: looks quickly at the validation images, and raises an error if some are no images.
     """
 
     train: Dataset[Sample | None]
@@ -41,6 +46,7 @@ class ImageData:
     notes: list[str] = dataclasses.field(default_factory=list)
     in_chans: int = 3
     skipped: SkippedImages | None = None
+    check: Callable[[], None] = _nothing
 
     def unreadable(self) -> list[str]:
         """Name the training images skipped so far because they cannot be read."""

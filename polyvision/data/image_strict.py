@@ -6,6 +6,7 @@ in validation, where a missing image would change the result, it is an error.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from polyvision.data.augment import Transform
-from polyvision.data.decode import UnreadableImageError, decode_image
+from polyvision.data.decode import UnreadableImageError, check_header, decode_image
 from polyvision.data.image_identity import content_digests, digest
 from polyvision.data.image_sets import ImageData, Request, Sample, describe
 from polyvision.data.image_skips import SkippedImages
@@ -80,13 +81,38 @@ class StrictImages(Dataset[Sample | None]):
         """Return hashes of the contents of some images of both; None for one that is unreadable."""
         return [found for source in self._sources() for found in content_digests(source)]
 
+    def check_headers(self, seconds: float = 10.0) -> None:
+        """Read the headers of all images, or of as many as the time allows, evenly spread.
+
+        A source that gives no labels without reading its images is not read here either.
+
+        Raises:
+            PolyvisionError: some are no images, or too large.
+        """
+        if self.source.labels() is None:
+            return
+        end = time.monotonic() + seconds
+        broken: dict[int, UnreadableImageError | OSError] = {}
+        for index in np.random.default_rng(0).permutation(len(self)).tolist():
+            try:
+                check_header(self.source.read(index)[0])
+            except (UnreadableImageError, OSError) as error:
+                broken[index] = error
+            if time.monotonic() > end:
+                break
+        if broken:
+            first = min(broken)
+            more = f", and {len(broken) - 1:,} more" if len(broken) > 1 else ""
+            raise _unreadable(self.source, first, broken[first], more)
+
     def _sources(self) -> list[Source]:
         return [self.source] if self.beside is None else [self.source, self.beside]
 
 
-def _unreadable(source: Source, index: int, error: Exception) -> PolyvisionError:
+def _unreadable(source: Source, index: int, error: Exception, more: str = "") -> PolyvisionError:
     return PolyvisionError(
-        f"cannot read the validation image {source.name(index)}: {error}. Repair or remove it."
+        f"cannot read the validation image {source.name(index)}: {error}{more}. Repair or remove "
+        f"{'them' if more else 'it'}."
     )
 
 
@@ -116,16 +142,18 @@ def strict_data(
         _check_labels(source, len(classes))
     absent = _check_sides(train.labels(), val.labels(), classes, what)
     skipped = SkippedImages(train, max_unreadable)
+    val_set = StrictImages(val, request.val_transform, classes=len(classes))
     return ImageData(
         train=StrictImages(
             train, request.train_transform, classes=len(classes), skipped=skipped, beside=val
         ),
-        val=StrictImages(val, request.val_transform, classes=len(classes)),
+        val=val_set,
         classes=classes,
         image_size=request.image_size,
         description=describe(what, len(train), len(val), len(classes)),
         notes=[*notes, *absent],
         skipped=skipped,
+        check=val_set.check_headers,
     )
 
 

@@ -69,6 +69,7 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
     rows = plan_rows(config, hardware, task, steps, cost, plan)
     if "LOCAL_RANK" not in os.environ:
         print(format_table("Plan", rows), flush=True)
+        task.check()
     if config.dry_run:
         return None
     check_files(plan, task)

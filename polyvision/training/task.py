@@ -19,6 +19,10 @@ from polyvision.training.workers import Collate
 __all__ = ["Task", "follow_average"]
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclasses.dataclass(frozen=True)
 class Task:
     """What a domain contributes to a run.
@@ -37,6 +41,7 @@ class Task:
         tokens_per_sample: tokens of a sample; None for images.
         callbacks: further callbacks.
         files: text files for the run folder, by name.
+        check: looks quickly at the files of validation, and raises an error if some are damaged.
         skipped: training files left out because they cannot be read; None where none can be.
         named_val: further validation sets; the metrics of one are ``val/<name>/...``.
     """
@@ -54,6 +59,7 @@ class Task:
     tokens_per_sample: int | None = None
     callbacks: list[Callback] = dataclasses.field(default_factory=list)
     files: dict[str, str] = dataclasses.field(default_factory=dict)
+    check: Callable[[], None] = _nothing
     skipped: SkippedImages | None = None
     named_val: dict[str, MapDataset] = dataclasses.field(default_factory=dict)
 

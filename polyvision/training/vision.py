@@ -172,6 +172,7 @@ def build_task(config: Config) -> Task:
         shown=["val/loss", "val/acc1", "val/acc5"],
         make_input=lambda n: torch.zeros(n, data.in_chans, data.image_size, data.image_size),
         collate=collate,
+        check=data.check,
         skipped=data.skipped,
         files={
             "classes.json": json.dumps(data.classes, indent=2) + "\n",
