@@ -15,7 +15,7 @@ _ELEMENTS = 1 << 22
 
 def blocks(x: Tensor) -> Iterator[Tensor]:
     """Yield all elements of ``x`` in float64, some at a time, each block of one dimension."""
-    for block in x.detach().flatten().split(_ELEMENTS):
+    for block in torch.split(x.detach().flatten(), _ELEMENTS):
         yield block.double()
 
 

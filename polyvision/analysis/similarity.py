@@ -129,7 +129,7 @@ def analyse_similarity(model: nn.Module, inputs: Tensor) -> Result:
     sums: list[Tensor] = []
     tokens: Counter[str] = Counter()
     broken: set[str] = set()
-    for sample in inputs.split(1):
+    for sample in torch.split(inputs, 1):
         states = _states(model, stack, sample)
         if dims is None:
             dims = feature_dims(model, inputs, list(states))

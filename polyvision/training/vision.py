@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from polyvision.data.image_skips import SkippedImages
 from polyvision.data.images import Augment, ImageData, collate, load_image_data
 from polyvision.errors import PolyvisionError, some
+from polyvision.models.empty import empty
 from polyvision.models.network import VisionNetwork, network_to_plain
 from polyvision.models.swap_report import Kept, SwapReport
 from polyvision.models.vision import UnknownOption, VisionModel, create_vision_model
@@ -138,18 +140,21 @@ def build_task(config: Config) -> Task:
     )
     check_objective(recipe, len(data.classes))
     _check_test_size(config.model, config.data)
+    build = functools.partial(
+        create_vision_model,
+        config.model.name,
+        config.act.name,
+        config.act.options,
+        num_classes=len(data.classes),
+        in_chans=data.in_chans,
+        image_size=data.image_size,
+        pretrained=config.model.pretrained,
+        model_kwargs=_model_options(config.model, recipe),
+        on_leftover=config.model.on_leftover,
+    )
+    values = config.model.pretrained or config.finetune is not None or not config.dry_run
     try:
-        built = create_vision_model(
-            config.model.name,
-            config.act.name,
-            config.act.options,
-            num_classes=len(data.classes),
-            in_chans=data.in_chans,
-            image_size=data.image_size,
-            pretrained=config.model.pretrained,
-            model_kwargs=_model_options(config.model, recipe),
-            on_leftover=config.model.on_leftover,
-        )
+        built = build() if values else empty(build, lambda built: built.model)
     except UnknownOption as error:
         raise _in_words_of_the_recipe(error, config.model.name, recipe) from error
     _check_drop_path(built.model, config.model.name, recipe.drop_path)
