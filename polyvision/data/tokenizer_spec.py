@@ -16,7 +16,7 @@ from polyvision.data.tokenizers import (
     Tokenizer,
     tokenizer_from_json,
 )
-from polyvision.errors import PolyvisionError, did_you_mean
+from polyvision.errors import PolyvisionError, did_you_mean, looked_for
 
 __all__ = ["TokenizerSpec", "parse_tokenizer"]
 
@@ -94,7 +94,9 @@ def _read(path: Path) -> Tokenizer:
                 return _gpt2(path / vocabulary, path / merges)
     except FileNotFoundError:
         near = [str(p) for p in path.parent.glob("*")]
-        raise PolyvisionError(f"{place}: no such file.{did_you_mean(str(path), near)}") from None
+        raise PolyvisionError(
+            f"{place}: no such file{looked_for(path)}.{did_you_mean(str(path), near)}"
+        ) from None
     except OSError as error:
         raise PolyvisionError(f"{place} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

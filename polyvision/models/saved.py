@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from polyvision.activations import activation_info, activation_names
-from polyvision.errors import PolyvisionError, unknown
+from polyvision.errors import PolyvisionError, looked_for, unknown
 from polyvision.models.network import Network, network_from_plain
 from polyvision.models.weight_files import read_tensor_file
 
@@ -112,7 +112,7 @@ def open_saved(path: str | Path, *, weights: str | None = None) -> Saved:
         return _checkpoint(folder, place, weights)
     if not place.exists():
         raise PolyvisionError(
-            f"{path} does not exist: give a run folder, a checkpoint or an export"
+            f"{path} does not exist{looked_for(path)}: give a run folder, a checkpoint or an export"
         )
     if not (place / "config.yaml").is_file():
         raise PolyvisionError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -29,6 +30,7 @@ from polyvision.training.compose import (
     typed_config,
 )
 from polyvision.training.overrides import check_validation, given_keys
+from polyvision.training.paths import from_folder
 
 __all__ = ["main"]
 
@@ -68,10 +70,11 @@ def _main(task: Task) -> None:
         # Imported here: a mistake on the command line is answered before the heavy imports.
         domain = importlib.import_module(f"polyvision.training.{task}")
         try:
-            config = typed_config(node)
+            hydra_config = HydraConfig.get()
+            config = from_folder(typed_config(node), Path(hydra_config.runtime.cwd))
             if config.validate is not None:
                 validate = importlib.import_module("polyvision.training.validate").validate
-                validate(config, domain.build_task, given_keys(HydraConfig.get().overrides.task))
+                validate(config, domain.build_task, given_keys(hydra_config.overrides.task))
                 return None
             run_task = importlib.import_module("polyvision.training.session").run_task
             summary = run_task(config, domain.build_task)

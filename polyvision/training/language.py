@@ -15,6 +15,7 @@ from polyvision.activations import activation_info
 from polyvision.data.language_data import LanguageData, load_language_data
 from polyvision.data.tokenizers import Tokenizer
 from polyvision.errors import PolyvisionError
+from polyvision.models.empty import empty
 from polyvision.models.generation import generate
 from polyvision.models.loss import IGNORED
 from polyvision.models.network import LanguageNetwork, network_to_plain
@@ -162,7 +163,7 @@ def build_task(config: Config) -> Task:
         val=config.data.val,
     )
     shape = transformer_shape(config.model, config.act, data.tokenizer.vocab_size)
-    model = Transformer(shape)
+    model = _built(config, shape)
     network, tokenizer = LanguageNetwork(shape), data.tokenizer.to_json()
     plan = _plan(config, data, model)
     if config.finetune is not None:
@@ -193,6 +194,12 @@ def build_task(config: Config) -> Task:
         },
         named_val=dict(data.named),
     )
+
+
+def _built(config: Config, shape: TransformerShape) -> Transformer:
+    if config.dry_run and config.finetune is None:
+        return empty(lambda: Transformer(shape), lambda model: model)
+    return Transformer(shape)
 
 
 def transformer_shape(

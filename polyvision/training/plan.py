@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 
 from polyvision.errors import PolyvisionError, unknown
 from polyvision.training.cost import Cost
@@ -14,7 +15,9 @@ from polyvision.training.report import count, size
 from polyvision.training.run import Run
 from polyvision.training.schema import (
     Config,
+    ImageDataConfig,
     LanguageRecipeConfig,
+    TextDataConfig,
     VisionRecipeConfig,
 )
 from polyvision.training.task import Task
@@ -72,7 +75,14 @@ def train_batches(config: Config, hardware: Hardware, task: Task) -> TrainLoader
         world_size=hardware.devices,
         repeats=recipe.repeats if isinstance(recipe, VisionRecipeConfig) else 1,
         accumulate=recipe.accumulate,
+        place=_place(config.data),
     )
+
+
+def _place(data: ImageDataConfig | TextDataConfig) -> str:
+    """Return where the data lies, as a person would look for it."""
+    key, path = ("root", data.root) if isinstance(data, ImageDataConfig) else ("path", data.path)
+    return f"data.{key}={Path(path).expanduser().absolute()}" if path else f"data={data.name}"
 
 
 def _step_samples(config: Config, task: Task) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from polyvision.errors import PolyvisionError
+from polyvision.errors import PolyvisionError, looked_for
 from polyvision.models.saved import check_registered, load_strictly
 from polyvision.training.checkpoint import AtomicCheckpointIO
 from polyvision.training.compose import config_from_plain
@@ -75,8 +75,8 @@ def _checkpoint(path: Path) -> Path:
         return path
     if not (path / "config.yaml").is_file():
         raise PolyvisionError(
-            f"{path} is neither a checkpoint (.ckpt) nor a run folder: a run folder holds "
-            f"config.yaml, for example runs/language/book/lm_tiny/polynorm/seed0"
+            f"{path} is neither a checkpoint (.ckpt) nor a run folder{looked_for(path)}: a run "
+            f"folder holds config.yaml, for example runs/language/book/lm_tiny/polynorm/seed0"
         )
     run = Run(path)
     found = next((c for c in (run.last, run.best) if c.is_file()), None)

@@ -27,7 +27,7 @@ import yaml
 import polyvision
 from polyvision.activations import activation_origin
 from polyvision.data.lock import only_writer
-from polyvision.errors import PolyvisionError
+from polyvision.errors import PolyvisionError, looked_for
 from polyvision.training.compose import completed
 from polyvision.training.schema import Config
 from polyvision.training.storage import explained, write_whole
@@ -45,6 +45,7 @@ _FREE_KEYS = frozenset(
         "data.workers",
         "data.root",
         "data.path",
+        "data.options.max_unreadable",
         "experiment.target",  # what others published; its keys, too, change nothing
         "recipe.accumulate",
         "trainer.devices",
@@ -236,7 +237,8 @@ def _named(path: Path, config: Config) -> Run:
             raise PolyvisionError(f"resume={path}: the run has no checkpoint yet ({run.last})")
         return run
     raise PolyvisionError(
-        f"resume={path} is neither a checkpoint (.ckpt) nor a run folder: give one, or resume=auto"
+        f"resume={path} is neither a checkpoint (.ckpt) nor a run folder{looked_for(path)}: give "
+        "one, or resume=auto"
     )
 
 

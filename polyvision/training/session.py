@@ -70,6 +70,7 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
     rows = plan_rows(config, hardware, task, steps, cost, plan)
     if "LOCAL_RANK" not in os.environ:
         print(format_table("Plan", rows), flush=True)
+        task.check()
     if config.dry_run:
         return None
     check_files(plan, task)
@@ -89,6 +90,10 @@ def _fit(
     rows: list[tuple[str, str]],
 ) -> dict[str, Any]:
     _prepare_folder(run, task, first_step)
+    if task.skipped is not None:
+        task.skipped.keep_in(run.folder / "unreadable.jsonl")
+        if "LOCAL_RANK" not in os.environ:  # the first rank, before it starts the others
+            task.skipped.forget_repaired()
     module = task.module(
         task.model,
         config.recipe,
@@ -337,5 +342,5 @@ def _summary(
         "samples_per_s": round(speed["samples_per_s"], 2) if speed else None,
         "speed": speed,
         "torch_threads": torch.get_num_threads(),
-        "unreadable": task.unreadable(),
+        "unreadable": task.skipped.names() if task.skipped else [],
     }
