@@ -160,7 +160,6 @@ def test_inputs_that_name_nothing(text: str, message: str, tmp_path: Path) -> No
         (b'{"text": "a"}\n\n[1]', ":3: a JSON list; each line must be an object"),
         (b'{"txt": "a"}', ":1: no key 'text'. Did you mean 'txt'? Keys: txt; see --text-key"),
         (b'{"text": 5}', ":1: 'text' is int, not text"),
-        (b'{"text": null}', ":1: 'text' is NoneType, not text"),
         (b'{"text": "\\ud800"}', ":1: 'text' is not Unicode text"),
         (b'{"text": "a\xff"}', "is not UTF-8: byte 0xff at offset 11; convert it first"),
         (b"[" * 100_000, ":1: not JSON"),
