@@ -90,11 +90,6 @@ class PartWriter:
     def _ends_file(self) -> Path:
         return self._name.with_suffix(".ends.partial")
 
-    @property
-    def documents(self) -> int:
-        """Number of documents so far."""
-        return sum(shard["documents"] for shard in self.shards) + self._documents
-
     def _delete_later(self, *, everything: bool) -> None:
         """Delete the files of shards that were begun after the state was taken."""
         for path in self.folder.glob(f"{self.part}-*"):

@@ -289,7 +289,7 @@ def _before(place: dict[str, Any], first: int) -> dict[str, Any]:
         name: mark | {"shards": place["parts"][name]["shards"][: mark["shards"]]}
         for name, mark in begin["parts"].items()
     }
-    return place | {"item": 0, "side": begin["side"], "parts": parts}
+    return place | begin | {"item": 0, "parts": parts}
 
 
 def _check(settings: Settings, workers: int, skip_bad_lines: int) -> None:
@@ -326,6 +326,7 @@ def _encode_all(
     sources, settings = work.sources, work.settings
     file, item = place.get("file", 0), place.get("item", 0)
     side: str = place.get("side", "train")
+    documents = place.get("documents", 0)  # that were begun
     names = ["train", "val"] if settings.val_fraction else ["train"]
     read = [source.path for source in sources[:file]]
     work.bad_lines.restore(place.get("bad_lines", {}), read)
@@ -349,7 +350,8 @@ def _encode_all(
             stack.callback(writer.close)
 
         def begin_file() -> dict[str, Any]:
-            return {"side": side, "parts": {n: writer.mark() for n, writer in writers.items()}}
+            marks = {name: writer.mark() for name, writer in writers.items()}
+            return {"side": side, "documents": documents, "parts": marks}
 
         begin = place["begin"] if item else begin_file()
 
@@ -359,6 +361,7 @@ def _encode_all(
                 "file": file,
                 "item": item,
                 "side": side,
+                "documents": documents,
                 "parts": state,
                 "begin": begin,
                 "bad_lines": work.bad_lines.reasons,
@@ -367,7 +370,6 @@ def _encode_all(
 
         note()
         last = time.monotonic()
-        documents = sum(writer.documents for writer in writers.values())
         encoded = stack.enter_context(encode_in_order(tokenizer, pieces, work.workers))
         for number, piece, found in encoded:
             if number != file:
