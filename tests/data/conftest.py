@@ -18,6 +18,12 @@ _OWN = ("workers", "overwrite", "on_progress", "skip_bad_lines", "check_inputs",
 
 
 @pytest.fixture
+def without_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save the time that notes after every document would wait for the disk."""
+    monkeypatch.setattr("os.fsync", lambda file: None)
+
+
+@pytest.fixture
 def texts(tmp_path: Path) -> Path:
     """A folder with 60 small documents."""
     folder = tmp_path / "texts"

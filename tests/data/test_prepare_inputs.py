@@ -17,6 +17,7 @@ from polyvision.data.corpus import Corpus, verify_corpus
 from polyvision.errors import PolyvisionError
 
 Prepare = Callable[..., Corpus]
+pytestmark = pytest.mark.usefixtures("without_fsync")
 
 
 class Kill(BaseException):
@@ -82,7 +83,8 @@ def large(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     digest = fingerprints.hashlib.file_digest
 
     def noted(file: Any, name: str) -> Any:
-        hashed.append(Path(file.name).name)
+        if file.name.endswith(".txt"):
+            hashed.append(Path(file.name).name)
         return digest(file, name)
 
     monkeypatch.setattr(fingerprints.hashlib, "file_digest", noted)
@@ -104,7 +106,7 @@ def test_a_large_file_is_read_whole_only_where_a_sign_tells_of_a_change(
     changed = bytearray(file.read_bytes())
     changed[400] ^= 1  # between the samples
     file.write_bytes(changed)
-    with pytest.raises(PolyvisionError, match="large.txt changed"):
+    with pytest.raises(PolyvisionError, match=r"large\.txt changed"):
         prepared(file)  # another time
     prepared(file, overwrite=True)
     stat = file.stat()
@@ -112,17 +114,17 @@ def test_a_large_file_is_read_whole_only_where_a_sign_tells_of_a_change(
     file.write_bytes(changed)
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     prepared(file)  # no sign tells
-    with pytest.raises(PolyvisionError, match="large.txt changed"):
+    with pytest.raises(PolyvisionError, match=r"large\.txt changed"):
         prepared(file, check_inputs=True)
     changed[0] ^= 1  # a sample
     file.write_bytes(changed)
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    with pytest.raises(PolyvisionError, match="large.txt changed"):
+    with pytest.raises(PolyvisionError, match=r"large\.txt changed"):
         prepared(file)
 
 
 @pytest.mark.parametrize("changed", [10, 30, 31, 50])
-@pytest.mark.parametrize("shard_tokens", [150, 10**6])
+@pytest.mark.parametrize("shard_tokens", [500, 10**6])
 def test_a_change_in_the_middle_costs_what_comes_after_it(
     changed: int, shard_tokens: int, tmp_path: Path, prepared: Prepare, monkeypatch: Any
 ) -> None:

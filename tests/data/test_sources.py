@@ -300,7 +300,10 @@ def test_a_text_may_hold_a_few_nul_bytes(tmp_path: Path) -> None:
     assert len(read(tmp_path / "a.txt")[0]) == 9 * 22 + 2000
 
 
-BAD = b'{"text": "a"}\n[1]\n{"text": "b"}\n{"text": "\xff"}\n{"txt": 1}\n{"text": 5}\n{"text": "c"}\n{'
+BAD = (
+    b'{"text": "a"}\n[1]\n{"text": "b"}\n{"text": "\xff"}\n'
+    b'{"txt": 1}\n{"text": 5}\n{"text": "c"}\n{'
+)
 
 
 def test_bad_lines_are_left_out_up_to_the_limit(tmp_path: Path) -> None:
