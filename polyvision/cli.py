@@ -138,3 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{' '.join(['polyvision', *given[:1]])}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
     return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
