@@ -68,7 +68,7 @@ def _record(path: Path, record: Mapping[str, Any]) -> None:
 def _resumed(path: Path) -> list[int]:
     """Return the steps that the run went on from before; none when the file is gone or damaged."""
     try:
-        steps = list(map(int, json.loads(path.read_text())["resumed_at"]))
+        steps = list(map(int, json.loads(path.read_text(encoding="utf-8"))["resumed_at"]))
     except (OSError, ValueError, KeyError, TypeError):
         return []
     return steps
