@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 from polyvision.errors import PolyvisionError
 from polyvision.training.children import (
+    SWEEP_VARIABLE,
     Child,
     command_of_this_program,
     describe_code,
@@ -28,6 +29,7 @@ from polyvision.training.compose import (
     open_keys,
     typed_config,
 )
+from polyvision.training.output import lasting_output
 from polyvision.training.overrides import check_validation, given_keys
 
 __all__ = ["main"]
@@ -41,6 +43,7 @@ _SWEEP = {"--multirun", "-m"}
 
 def main(task: Task) -> None:
     """Run ``train_vision.py`` or ``train_lm.py``; exits with 2 on a user's mistake."""
+    lasting_output()
     try:
         _main(task)
     except KeyboardInterrupt:  # before training; during it the run says how to go on
@@ -61,6 +64,8 @@ def _main(task: Task) -> None:
     except PolyvisionError as error:
         _fail(error, debug)
 
+    if _SWEEP & set(options):
+        os.environ[SWEEP_VARIABLE] = "1"
     if _SWEEP & set(options) and not any(o.startswith("hydra") for o in overrides):
         raise SystemExit(_sweep([o for o in options if o not in _SWEEP], overrides))
 

@@ -15,9 +15,11 @@ from typing import Any
 
 from polyvision.training.signals import handling
 
-__all__ = ["Child", "command_of_this_program", "describe_code", "run_children"]
+__all__ = ["SWEEP_VARIABLE", "Child", "command_of_this_program", "describe_code", "run_children"]
 
 _POLL_SECONDS = 0.05
+# Set for the runs of a sweep: with resume=auto some go on, and some have not begun.
+SWEEP_VARIABLE = "POLYVISION_SWEEP"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,7 @@ from polyvision.training.optimization import build_optimizer, build_schedule
 from polyvision.training.plan import Steps, count_steps, plan_rows, train_batches
 from polyvision.training.quiet import quiet
 from polyvision.training.report import format_summary, format_table
-from polyvision.training.resumption import check_files, place_in
+from polyvision.training.resumption import Place, check_files, place_in
 from polyvision.training.run import Run, hold_run, plan_run, write_json
 from polyvision.training.schema import Config
 from polyvision.training.state import track
@@ -55,7 +55,7 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
         print(f"{plan.folder} has finished already; nothing to resume")
         print(format_summary(plan, finished), flush=True)
         return finished
-    plan, first_step = place_in(plan, config.recipe.accumulate)
+    plan, place = place_in(plan, config.recipe.accumulate)
     quiet()
     seed_everything(config.seed, verbose=False)
     # A checkpoint to go on from has the weights, wherever they came from at first.
@@ -73,7 +73,7 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
         return None
     check_files(plan, task)
     with hold_run(config, plan) as run:
-        return _fit(config, hardware, task, loader, steps, cost, run, first_step, rows)
+        return _fit(config, hardware, task, loader, steps, cost, run, place, rows)
 
 
 def _fit(
@@ -84,10 +84,11 @@ def _fit(
     steps: Steps,
     cost: Cost,
     run: Run,
-    first_step: int,
+    place: Place,
     rows: list[tuple[str, str]],
 ) -> dict[str, Any]:
-    _prepare_folder(run, task, first_step)
+    first_step = place.step
+    _prepare_folder(run, task, place)
     module = task.module(
         task.model,
         config.recipe,
@@ -125,14 +126,14 @@ def _fit(
         run,
         hardware,
         steps,
-        [board, JsonLinesLogger(run.folder / "metrics.jsonl")],
+        [board, JsonLinesLogger(run.metrics)],
         [
             throughput,
             ActivationMonitor(config.trainer.histograms, steps.total, task.shown),
             *task.callbacks,
             *_analyses(config, task, run),
-            Console(throughput, ["train/loss", *task.shown], sys.stderr.isatty()),
             checkpoints,
+            Console(throughput, ["train/loss", *task.shown], sys.stderr.isatty()),  # saved first
         ],
     )
     loader.between = lambda: checkpoints.between_steps(trainer)
@@ -227,7 +228,7 @@ def _recorded(
     if not trainer.is_global_zero:
         yield
         return
-    environment = json.loads((run.folder / "environment.json").read_text())
+    environment = json.loads((run.folder / "environment.json").read_text(encoding="utf-8"))
     # The tab shows the first one unasked.
     metrics = dict.fromkeys([task.monitor, *task.shown, "train/loss", "perf/samples_per_s"])
     board.describe(facts["settings"], metrics, run_card(environment, rows), first_step)
@@ -241,7 +242,7 @@ def _recorded(
     board.end(success=True)
 
 
-def _prepare_folder(run: Run, task: Task, first_step: int) -> None:
+def _prepare_folder(run: Run, task: Task, place: Place) -> None:
     """Write the task's files; drop what a resumed run will write again.
 
     The first rank does so, before it starts the others.
@@ -250,11 +251,10 @@ def _prepare_folder(run: Run, task: Task, first_step: int) -> None:
         return
     for name, text in task.files.items():
         write_whole(run.folder / name, text)
-    metrics = run.folder / "metrics.jsonl"
     if run.checkpoint is not None:
-        truncate_metrics(metrics, first_step)
+        truncate_metrics(run.metrics, place.step, place.logged)
         return
-    metrics.unlink(missing_ok=True)
+    run.metrics.unlink(missing_ok=True)
     for events in run.folder.glob("events.out.tfevents*"):
         events.unlink()
 
