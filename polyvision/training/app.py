@@ -17,6 +17,7 @@ from polyvision.training.children import (
     Child,
     command_of_this_program,
     describe_code,
+    is_further_rank,
     run_children,
 )
 from polyvision.training.compose import (
@@ -29,8 +30,9 @@ from polyvision.training.compose import (
     open_keys,
     typed_config,
 )
-from polyvision.training.output import lasting_output
+from polyvision.training.output import lasting_output, say_error
 from polyvision.training.overrides import check_validation, given_keys
+from polyvision.training.schema import Config
 
 __all__ = ["main"]
 
@@ -70,23 +72,38 @@ def _main(task: Task) -> None:
         raise SystemExit(_sweep([o for o in options if o not in _SWEEP], overrides))
 
     def job(node: DictConfig) -> Any:
-        # Imported here: a mistake on the command line is answered before the heavy imports.
-        domain = importlib.import_module(f"polyvision.training.{task}")
         try:
-            config = typed_config(node)
-            if config.validate is not None:
-                validate = importlib.import_module("polyvision.training.validate").validate
-                validate(config, domain.build_task, given_keys(HydraConfig.get().overrides.task))
-                return None
-            run_task = importlib.import_module("polyvision.training.session").run_task
-            summary = run_task(config, domain.build_task)
+            return _run(task, typed_config(node))
         except PolyvisionError as error:
             _fail(error, debug)
-        return summary["best"] if summary else None
+        except Exception as error:
+            if not is_further_rank():
+                raise
+            _ranks().leave_error(error)
+            raise SystemExit(1) from None
 
     hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=SCRIPTS[task])(
         job
     )()
+
+
+def _run(task: Task, config: Config) -> Any:
+    """Do what the configuration asks for; return the best value of a run."""
+    # Imported here: a mistake on the command line is answered before the heavy imports.
+    domain = importlib.import_module(f"polyvision.training.{task}")
+    if config.validate is not None:
+        validate = importlib.import_module("polyvision.training.validate").validate
+        validate(config, domain.build_task, given_keys(HydraConfig.get().overrides.task))
+        return None
+    if is_further_rank():
+        _ranks().end_with_the_first()
+    run_task = importlib.import_module("polyvision.training.session").run_task
+    summary = run_task(config, domain.build_task)
+    return summary["best"] if summary else None
+
+
+def _ranks() -> Any:
+    return importlib.import_module("polyvision.training.ranks")
 
 
 def _sweep(options: list[str], overrides: list[str]) -> int:
@@ -142,8 +159,10 @@ def _check(task: Task, options: list[str], overrides: list[str]) -> None:
 
 
 def _fail(error: PolyvisionError, debug: bool) -> None:
+    if is_further_rank():
+        _ranks().leave_error(error)
+        raise SystemExit(2) from None
     if debug:
         raise error
-    lines = str(error).splitlines()
-    print("\n".join(f"error: {line}" for line in lines), file=sys.stderr)
-    raise SystemExit(2) from None
+    say_error(error)
+    raise SystemExit(getattr(error, "code", 2)) from None  # of another rank: its own

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-__all__ = ["escape_output", "lasting_output"]
+__all__ = ["escape_output", "lasting_output", "say_error"]
 
 
 def escape_output() -> None:
@@ -37,6 +37,12 @@ def _lasting(stream: io.TextIOWrapper) -> io.TextIOWrapper:
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )
+
+
+def say_error(error: Exception) -> None:
+    """Print each line of an error; before, the traceback of another rank that it came from."""
+    print(getattr(error, "details", ""), end="", file=sys.stderr)
+    print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
 
 
 class _Lasting(io.FileIO):

@@ -33,6 +33,7 @@ from polyvision.training.schema import Config
 from polyvision.training.storage import explained, write_whole
 
 __all__ = [
+    "FOLDER_VARIABLE",
     "Run",
     "config_differences",
     "hold_run",
@@ -64,7 +65,7 @@ _FREE_KEYS = frozenset(
 )
 # Tell the processes of one distributed run which folder the first of them took, and which
 # checkpoint (empty for none).
-_FOLDER_VARIABLE = "POLYVISION_RUN_FOLDER"
+FOLDER_VARIABLE = "POLYVISION_RUN_FOLDER"
 _CHECKPOINT_VARIABLE = "POLYVISION_RUN_CHECKPOINT"
 
 
@@ -141,9 +142,9 @@ def plan_run(config: Config) -> Run:
 
 
 def _plan(config: Config) -> Run:
-    if _FOLDER_VARIABLE in os.environ and "LOCAL_RANK" in os.environ:
+    if FOLDER_VARIABLE in os.environ and "LOCAL_RANK" in os.environ:
         checkpoint = os.environ.get(_CHECKPOINT_VARIABLE)
-        return Run(Path(os.environ[_FOLDER_VARIABLE]), Path(checkpoint) if checkpoint else None)
+        return Run(Path(os.environ[FOLDER_VARIABLE]), Path(checkpoint) if checkpoint else None)
     if "LOCAL_RANK" in os.environ:
         raise PolyvisionError(
             "the environment has LOCAL_RANK, as torchrun sets it: start the script without a "
@@ -219,7 +220,7 @@ def open_run(config: Config, plan: Run) -> Run:
 
 def _open(config: Config, plan: Run) -> Run:
     run = Run(_claim(plan.folder, config)) if plan.new else plan
-    os.environ[_FOLDER_VARIABLE] = str(run.folder.absolute())
+    os.environ[FOLDER_VARIABLE] = str(run.folder.absolute())
     os.environ[_CHECKPOINT_VARIABLE] = str(run.checkpoint.absolute()) if run.checkpoint else ""
     if "LOCAL_RANK" not in os.environ:
         run.checkpoints.mkdir(exist_ok=True)
@@ -230,6 +231,13 @@ def _open(config: Config, plan: Run) -> Run:
 
 
 def _base(config: Config) -> Path:
+    try:
+        config.run_root.encode()
+    except UnicodeEncodeError as error:  # TensorBoard could not write there
+        raise PolyvisionError(
+            f"run_root={config.run_root!a} is not in the encoding of this locale: set "
+            f"PYTHONUTF8=1, or take a name of plain letters"
+        ) from error
     model = config.model.name
     if config.experiment is not None:  # recipes of the same network must not meet in one folder
         model = f"{model}-{config.experiment.name}"

@@ -26,8 +26,10 @@ from polyvision.training.loader import TrainLoader, ValLoader, shared_batches, v
 from polyvision.training.loggers import JsonLinesLogger, truncate_metrics
 from polyvision.training.monitor import ActivationMonitor
 from polyvision.training.optimization import build_optimizer, build_schedule
+from polyvision.training.output import say_error
 from polyvision.training.plan import Steps, count_steps, plan_rows, train_batches
 from polyvision.training.quiet import quiet
+from polyvision.training.ranks import RankError, Watch, watched
 from polyvision.training.report import format_summary, format_table
 from polyvision.training.resumption import Place, check_files, place_in
 from polyvision.training.run import Run, hold_run, plan_run, write_json
@@ -153,8 +155,11 @@ def _fit(
             for each in val:
                 stack.enter_context(closing(each))
             stack.enter_context(stopping.listening(trainer))
-            stack.enter_context(_recorded(run, board, trainer, task, facts, rows, first_step))
-            stack.enter_context(_no_rank_left_behind(trainer))
+            failed = stack.enter_context(
+                _recorded(run, board, trainer, task, facts, rows, first_step)
+            )
+            watch = Watch(run.folder, _ending(failed, trainer), lambda: stopping.holding)
+            stack.enter_context(watched(trainer, watch))
             trainer.fit(module, loader, val, ckpt_path=run.checkpoint)
             if task.monitor not in trainer.callback_metrics:  # stopped after the last step
                 trainer.validate(module, val, verbose=False)
@@ -186,16 +191,20 @@ def _refuse_bad_options(task: Task, config: Config, steps: Steps) -> None:
     )
 
 
-@contextmanager
-def _no_rank_left_behind(trainer: Trainer) -> Iterator[None]:
-    """End the other ranks when the first one fails: they would wait for it."""
-    try:
-        yield
-    except Exception:
+def _ending(
+    failed: Callable[[BaseException], None], trainer: Trainer
+) -> Callable[[RankError], None]:
+    """Return what ends this process although its main thread waits for a rank that is gone."""
+
+    def end(error: RankError) -> None:
+        failed(error)
         launcher: Any = trainer.strategy.launcher
-        if launcher is not None:
-            launcher.kill(signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
-        raise
+        launcher.kill(signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
+        say_error(error)
+        sys.stderr.flush()
+        os._exit(error.code)
+
+    return end
 
 
 def _say_stopped(run: Run, trainer: Trainer, checkpoints: Checkpoints) -> None:
@@ -223,18 +232,18 @@ def _recorded(
     facts: dict[str, Any],
     rows: list[tuple[str, str]],
     first_step: int,
-) -> Iterator[None]:
+) -> Iterator[Callable[[BaseException], None]]:
     """Describe the run in its folder and in TensorBoard, and record how the block ends."""
     if not trainer.is_global_zero:
-        yield
+        yield lambda error: None
         return
     environment = json.loads((run.folder / "environment.json").read_text(encoding="utf-8"))
     # The tab shows the first one unasked.
     metrics = dict.fromkeys([task.monitor, *task.shown, "train/loss", "perf/samples_per_s"])
     board.describe(facts["settings"], metrics, run_card(environment, rows), first_step)
     try:
-        with track(run.folder, facts, first_step, lambda: trainer.global_step):
-            yield
+        with track(run.folder, facts, first_step, lambda: trainer.global_step) as failed:
+            yield failed
     except BaseException:
         with suppress(OSError):  # a full disk must not hide what came first
             board.end(success=False)
