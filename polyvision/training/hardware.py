@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
 
 from polyvision.errors import PolyvisionError
+from polyvision.training.ranks import Ranks
 from polyvision.training.schema import Config
 
 __all__ = ["Hardware", "resolve_hardware"]
@@ -66,7 +67,7 @@ class Hardware:
         arguments: dict[str, Any] = {
             "accelerator": self.accelerator,
             "devices": self.devices,
-            "strategy": "ddp" if self.devices > 1 else "auto",
+            "strategy": Ranks() if self.devices > 1 else "auto",
         }
         if self.precision == "fp16":
             scaler = torch.amp.GradScaler(self.accelerator)

@@ -27,10 +27,12 @@ from polyvision.training.loader import TrainLoader, ValLoader, shared_batches, v
 from polyvision.training.loggers import JsonLinesLogger, truncate_metrics
 from polyvision.training.monitor import ActivationMonitor
 from polyvision.training.optimization import build_optimizer, build_schedule
+from polyvision.training.output import say_error
 from polyvision.training.plan import Steps, count_steps, plan_rows, target_text, train_batches
 from polyvision.training.quiet import quiet
+from polyvision.training.ranks import RankError, Watch, watched
 from polyvision.training.report import format_summary, format_table
-from polyvision.training.resumption import check_files, place_in
+from polyvision.training.resumption import Place, check_files, place_in
 from polyvision.training.run import Run, hold_run, plan_run, write_json
 from polyvision.training.schema import Config
 from polyvision.training.state import track
@@ -56,7 +58,7 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
         print(f"{plan.folder} has finished already; nothing to resume")
         print(format_summary(plan, finished), flush=True)
         return finished
-    plan, first_step = place_in(plan, config.recipe.accumulate)
+    plan, place = place_in(plan, config.recipe.accumulate)
     quiet()
     seed_everything(config.seed, verbose=False)
     # A checkpoint to go on from has the weights, wherever they came from at first.
@@ -75,7 +77,7 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
         return None
     check_files(plan, task)
     with hold_run(config, plan) as run:
-        return _fit(config, hardware, task, loader, steps, cost, run, first_step, rows)
+        return _fit(config, hardware, task, loader, steps, cost, run, place, rows)
 
 
 def _fit(
@@ -86,10 +88,11 @@ def _fit(
     steps: Steps,
     cost: Cost,
     run: Run,
-    first_step: int,
+    place: Place,
     rows: list[tuple[str, str]],
 ) -> dict[str, Any]:
-    _prepare_folder(run, task, first_step)
+    first_step = place.step
+    _prepare_folder(run, task, place)
     if task.skipped is not None:
         task.skipped.keep_in(run.folder / "unreadable.jsonl")
         if "LOCAL_RANK" not in os.environ:  # the first rank, before it starts the others
@@ -129,14 +132,14 @@ def _fit(
         run,
         hardware,
         steps,
-        [board, JsonLinesLogger(run.folder / "metrics.jsonl")],
+        [board, JsonLinesLogger(run.metrics)],
         [
             throughput,
             ActivationMonitor(config.trainer.histograms, steps.total, task.shown),
             *task.callbacks,
             *_analyses(config, task, run),
-            Console(throughput, ["train/loss", *task.shown], sys.stderr.isatty()),
             checkpoints,
+            Console(throughput, ["train/loss", *task.shown], sys.stderr.isatty()),  # saved first
         ],
     )
     loader.between = lambda: checkpoints.between_steps(trainer)
@@ -156,8 +159,11 @@ def _fit(
             for each in val:
                 stack.enter_context(closing(each))
             stack.enter_context(stopping.listening(trainer))
-            stack.enter_context(_recorded(run, board, trainer, task, facts, rows, first_step))
-            stack.enter_context(_no_rank_left_behind(trainer))
+            failed = stack.enter_context(
+                _recorded(run, board, trainer, task, facts, rows, first_step)
+            )
+            watch = Watch(run.folder, _ending(failed, trainer), lambda: stopping.holding)
+            stack.enter_context(watched(trainer, watch))
             trainer.fit(module, loader, val, ckpt_path=run.checkpoint)
             if task.monitor not in trainer.callback_metrics:  # stopped after the last step
                 trainer.validate(module, val, verbose=False)
@@ -188,16 +194,20 @@ def _refuse_bad_options(task: Task, config: Config, steps: Steps) -> None:
     )
 
 
-@contextmanager
-def _no_rank_left_behind(trainer: Trainer) -> Iterator[None]:
-    """End the other ranks when the first one fails: they would wait for it."""
-    try:
-        yield
-    except Exception:
+def _ending(
+    failed: Callable[[BaseException], None], trainer: Trainer
+) -> Callable[[RankError], None]:
+    """Return what ends this process although its main thread waits for a rank that is gone."""
+
+    def end(error: RankError) -> None:
+        failed(error)
         launcher: Any = trainer.strategy.launcher
-        if launcher is not None:
-            launcher.kill(signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
-        raise
+        launcher.kill(signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
+        say_error(error)
+        sys.stderr.flush()
+        os._exit(error.code)
+
+    return end
 
 
 def _say_stopped(run: Run, trainer: Trainer, checkpoints: Checkpoints) -> None:
@@ -225,18 +235,18 @@ def _recorded(
     facts: dict[str, Any],
     rows: list[tuple[str, str]],
     first_step: int,
-) -> Iterator[None]:
+) -> Iterator[Callable[[BaseException], None]]:
     """Describe the run in its folder and in TensorBoard, and record how the block ends."""
     if not trainer.is_global_zero:
-        yield
+        yield lambda error: None
         return
-    environment = json.loads((run.folder / "environment.json").read_text())
+    environment = json.loads((run.folder / "environment.json").read_text(encoding="utf-8"))
     # The tab shows the first one unasked.
     metrics = dict.fromkeys([task.monitor, *task.shown, "train/loss", "perf/samples_per_s"])
     board.describe(facts["settings"], metrics, run_card(environment, rows), first_step)
     try:
-        with track(run.folder, facts, first_step, lambda: trainer.global_step):
-            yield
+        with track(run.folder, facts, first_step, lambda: trainer.global_step) as failed:
+            yield failed
     except BaseException:
         with suppress(OSError):  # a full disk must not hide what came first
             board.end(success=False)
@@ -244,7 +254,7 @@ def _recorded(
     board.end(success=True)
 
 
-def _prepare_folder(run: Run, task: Task, first_step: int) -> None:
+def _prepare_folder(run: Run, task: Task, place: Place) -> None:
     """Write the task's files; drop what a resumed run will write again.
 
     The first rank does so, before it starts the others.
@@ -253,11 +263,10 @@ def _prepare_folder(run: Run, task: Task, first_step: int) -> None:
         return
     for name, text in task.files.items():
         write_whole(run.folder / name, text)
-    metrics = run.folder / "metrics.jsonl"
     if run.checkpoint is not None:
-        truncate_metrics(metrics, first_step)
+        truncate_metrics(run.metrics, place.step, place.logged)
         return
-    metrics.unlink(missing_ok=True)
+    run.metrics.unlink(missing_ok=True)
     for events in run.folder.glob("events.out.tfevents*"):
         events.unlink()
 

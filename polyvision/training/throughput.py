@@ -158,7 +158,9 @@ def _peak_memory(device: torch.device) -> int | None:
     if sys.platform == "win32":
         return None
     status = Path("/proc/self/status")  # on Linux, where ru_maxrss begins with the parent's peak
-    own = re.search(r"VmHWM:\s*(\d+) kB", status.read_text() if status.exists() else "")
+    own = re.search(
+        r"VmHWM:\s*(\d+) kB", status.read_text(encoding="utf-8") if status.exists() else ""
+    )
     if own:
         return int(own[1]) * 1024
     import resource  # not on Windows

@@ -22,7 +22,7 @@ def _ctrl_c_arrives():
 def small_text(tmp_path_factory):
     """A file with the first 24 kB of the built-in book."""
     path = tmp_path_factory.mktemp("text") / "book.txt"
-    path.write_text(load_book()[:24000])
+    path.write_text(load_book()[:24000], encoding="utf-8")
     return path
 
 
