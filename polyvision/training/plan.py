@@ -186,9 +186,9 @@ def target_text(config: Config, task: Task) -> str | None:
     Raises:
         PolyvisionError: the metric is none of this task, on whatever validation set.
     """
-    target = config.experiment and config.experiment.target
-    if target is None:
+    if config.experiment is None or config.experiment.target is None:
         return None
+    target = config.experiment.target
     logged = [*task.shown, "train/loss"]
     name = target.metric.rpartition("/")[2]
     if name not in {tag.rpartition("/")[2] for tag in logged}:
