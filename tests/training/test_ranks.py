@@ -64,6 +64,7 @@ def test_two_ranks_of_a_mixture_of_experts(mixture, tmp_path):
     assert len(list((two / "analysis").glob("*.json"))) == 6
     assert EventAccumulator(str(two)).Reload().PluginTagToContent("hparams")
     tags = ["val/loss", "val_ema/loss", "optim/grad_norm", "train/router_z", "train/tokens"]
+    tags += ["train/loss", "train/ppl", "train/bpb"]
     tags += ["router/blocks.0/busiest", "router/blocks.0/idle", "router/blocks.0/entropy"]
     for tag in tags:
         (steps, values), (_, expected) = (zip(*series(f, tag), strict=True) for f in (two, one))
