@@ -362,8 +362,9 @@ class PolyCom(Polynomial):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the activation to ``x``."""
-        if isinstance(x, torch.fx.Proxy):
-            return self._step_of_a_graph(x)
+        given: Any = x
+        if isinstance(given, torch.fx.Proxy):
+            return self._step_of_a_graph(given)
         return functional.polycom(x, self.weight, self.bias, rho=self.rho, kind=self.kind)
 
     def extra_repr(self) -> str:
@@ -373,14 +374,15 @@ class PolyCom(Polynomial):
             "" if self.bias is not None else ", bias=False"
         )
 
-    def _step_of_a_graph(self, x: Any) -> Any:
+    def _step_of_a_graph(self, x: Any) -> Tensor:
         """Enter the module as one step: a graph of torch.fx takes no function as an argument."""
         name = x.tracer.path_of_module(self)
         if not name:
             raise PolyvisionError(
                 "PolyCom is a single step for torch.fx: trace the network that holds it"
             )
-        return x.tracer.create_proxy("call_module", name, (x,), {})
+        step: Tensor = x.tracer.create_proxy("call_module", name, (x,), {})
+        return step
 
 
 def _name(function: Callable[[Tensor], Tensor]) -> str:

@@ -235,12 +235,13 @@ def check_registered(name: str, folder: Path) -> None:
 
 def _recorded_origin(folder: Path) -> str | None:
     """Return what ``activation_origin`` gave where the network was trained or exported."""
+    origin: str | None = None
     if (folder / "config.json").is_file():
         ours = read_json(folder / "config.json").get("polyvision", {})
-        return ours.get("activation", {}).get("registered_by")
-    if (folder / "environment.json").is_file():
-        return read_json(folder / "environment.json").get("activation_registered_by")
-    return None
+        origin = ours.get("activation", {}).get("registered_by")
+    elif (folder / "environment.json").is_file():
+        origin = read_json(folder / "environment.json").get("activation_registered_by")
+    return origin
 
 
 def load_strictly(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:

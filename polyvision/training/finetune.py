@@ -36,7 +36,7 @@ def start_from(
 
     Args:
         path: a run folder, a checkpoint in one, an export, or a file that holds the ``state_dict``
-            of the network (of timm, for example).
+            of the network (of timm or another Lightning program, for example).
         model: the network to train.
         network: its description.
         tokenizer: of a language model; the weights must have been trained with the same.
@@ -45,8 +45,9 @@ def start_from(
         PolyvisionError: there are no weights, or they are of another network.
     """
     place = Path(path).expanduser()
-    beside = (place.parent / "config.json").is_file()
-    if place.is_file() and place.suffix != ".ckpt" and not beside:
+    of_export = (place.parent / "config.json").is_file()
+    of_run = place.suffix == ".ckpt" and (place.absolute().parent.parent / "config.yaml").is_file()
+    if place.is_file() and not of_export and not of_run:
         notes: list[str] = []
         load = partial(load_pretrained, model, place)
     else:

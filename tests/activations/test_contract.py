@@ -186,3 +186,15 @@ def test_copies_compute_the_same_and_share_nothing(name: str, duplicate: Any) ->
     assert repr(module) == repr(twin)
     pointers = {p.data_ptr() for p in module.parameters()}
     assert pointers.isdisjoint(p.data_ptr() for p in twin.parameters())
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated, and notes the checks of shapes
+def test_torchscript_is_as_the_docs_say() -> None:
+    x = torch.randn(2, 6)
+    for name in ("relu", "gelu", "silu"):
+        assert torch.equal(torch.jit.script(create_activation(name))(x), create_activation(name)(x))
+    for name in ("polynorm", "polyrelu", "polyrelunorm", "polyprelu"):
+        module = build(name)
+        with pytest.raises(torch.jit.frontend.NotSupportedError, match="keyword-only arguments"):
+            torch.jit.script(module)
+        torch.testing.assert_close(torch.jit.trace(module, x)(2 * x), module(2 * x))
