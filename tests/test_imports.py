@@ -25,6 +25,7 @@ BELOW["models"] = BELOW["activations"] | {"activations"}
 BELOW["analysis"] = BELOW["models"] | {"models", "data", "configs", ""}
 BELOW["training"] = BELOW["analysis"] | {"analysis"}
 BELOW["cli"] = BELOW["training"] | {"training"}
+BELOW["__main__"] = {"cli"}
 BELOW["timm"] = BELOW["activations"] | {"activations"}  # polyvision/timm.py
 BELOW[""] = BELOW["models"] | {"models"}  # polyvision/__init__.py
 

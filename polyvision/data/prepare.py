@@ -21,22 +21,23 @@ from typing import Any
 
 import numpy as np
 
+from polyvision.data.bad_lines import BadLines
 from polyvision.data.corpus import INDEX, INDEX_VERSION, PROGRESS, TOKENIZER, Corpus
+from polyvision.data.earlier import check_finished, find_earlier, noted_inputs, place_before
 from polyvision.data.encoding import Encoded, encode_in_order
 from polyvision.data.fingerprints import (
     INPUTS,
     Fingerprint,
     combined,
-    describe_changes,
     first_change,
     parse_fingerprints,
     refuse_changed_files,
     take_fingerprints,
     to_json,
 )
-from polyvision.data.lock import LOCK, only_writer
+from polyvision.data.lock import only_writer
 from polyvision.data.part_writer import PartWriter
-from polyvision.data.sources import BadLines, Piece, Source, read_pieces
+from polyvision.data.sources import Piece, Source, read_pieces
 from polyvision.data.split import Split, plan_split
 from polyvision.data.tokenizer_spec import TokenizerSpec, parse_tokenizer
 from polyvision.data.tokenizers import Tokenizer, tokenizer_from_json
@@ -120,22 +121,24 @@ def prepare(
     )
     try:
         known = [] if overwrite else parse_fingerprints(out / INPUTS)
-        found = None if overwrite else _found(out, recipe)
+        found = None if overwrite else find_earlier(out, recipe)
         if found is None or not found.complete:
             split = plan_split(
                 sources, work.read, settings.val_fraction, settings.seed, settings.separator
             )
         inputs = take_fingerprints(sources, known, whole=check_inputs)
         if found is not None and found.complete:
-            return _finished(work, found, inputs)
+            check_finished(out, found, inputs, skip_bad_lines)
+            return Corpus(out, "--out")
         out.mkdir(parents=True, exist_ok=True)
         with only_writer(out, "choose another --out"):
             if overwrite:
                 _clear(out, recipe)
-            found = _found(out, recipe)  # again, now that nobody else writes
+            found = find_earlier(out, recipe)  # again, now that nobody else writes
             if found is not None and found.complete:
-                return _finished(work, found, inputs)
-            _go_on(work, spec, split, inputs, {} if found is None else found.content)
+                check_finished(out, found, inputs, skip_bad_lines)
+            else:
+                _go_on(work, spec, split, inputs, {} if found is None else found.content)
     except OSError as error:
         what = error.filename or "a shard"  # a full disk names no file
         rest = "; the same command goes on" if (out / PROGRESS).exists() else ""
@@ -166,50 +169,6 @@ class _Work:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Found:
-    """What an earlier preparation left: the index of a complete one, else its last note."""
-
-    complete: bool
-    content: dict[str, Any]
-
-    @property
-    def inputs(self) -> str:
-        """The hash of the files that it was made from."""
-        return str(self.content["settings"].get("inputs"))
-
-
-def _finished(work: _Work, found: _Found, inputs: list[Fingerprint]) -> Corpus:
-    """Return the corpus that is there.
-
-    Raises:
-        PolyvisionError: it was made from other files, or more lines were left out than may be.
-    """
-    out = work.out
-    if found.inputs != combined(inputs):
-        old = _inputs_of(found.inputs, out)
-        changes = describe_changes(old, inputs) if old else "their contents were not noted then"
-        raise PolyvisionError(
-            f"--out {out} was prepared from other input files "
-            f"({changes or 'their order changed'}): choose another --out, or --overwrite to "
-            "prepare it again"
-        )
-    left_out = found.content.get("bad_lines", [])
-    if len(left_out) > work.bad_lines.limit:
-        raise PolyvisionError(
-            f"--out {out} was prepared without {len(left_out):,} lines that cannot be used, such "
-            f"as {left_out[0]['line']}: take it with --skip-bad-lines {len(left_out)}, or repair "
-            "them and --overwrite"
-        )
-    return Corpus(out, "--out")
-
-
-def _inputs_of(combination: str, out: Path) -> list[Fingerprint]:
-    """Return what is noted of the files, if it is that of the preparation in question."""
-    noted = parse_fingerprints(out / INPUTS)
-    return noted if combined(noted) == combination else []
-
-
 def _go_on(
     work: _Work, spec: TokenizerSpec, split: Split, inputs: list[Fingerprint], noted: dict[str, Any]
 ) -> None:
@@ -222,8 +181,8 @@ def _go_on(
     changed = noted["settings"].get("inputs") != recipe["inputs"]
     place = {k: v for k, v in noted.items() if k != "settings"}
     if changed and place:
-        old = _inputs_of(str(noted["settings"].get("inputs")), out)
-        place = _before(place, first_change(old, inputs))
+        old = noted_inputs(out, str(noted["settings"].get("inputs")))
+        place = place_before(place, first_change(old, inputs))
     made_with = {"cut": split.cut, "tokenizer": ""}
     tokenizer = _stored_tokenizer(out)
     if tokenizer is None or (changed and spec.kind == "bpe"):
@@ -275,21 +234,6 @@ def _stored_tokenizer(out: Path) -> Tokenizer | None:
     if not (out / TOKENIZER).exists():
         return None
     return tokenizer_from_json((out / TOKENIZER).read_text(encoding="utf-8"))
-
-
-def _before(place: dict[str, Any], first: int) -> dict[str, Any]:
-    """Return the last noted place that depends on the files before number ``first`` alone."""
-    file, item = place.get("file", 0), place.get("item", 0)
-    if file < first or (file == first and not item):
-        return place
-    if file > first or "begin" not in place:
-        return {}
-    begin = place["begin"]
-    parts = {
-        name: mark | {"shards": place["parts"][name]["shards"][: mark["shards"]]}
-        for name, mark in begin["parts"].items()
-    }
-    return place | begin | {"item": 0, "parts": parts}
 
 
 def _check(settings: Settings, workers: int, skip_bad_lines: int) -> None:
@@ -384,13 +328,7 @@ def _encode_all(
             if time.monotonic() - last > _NOTE_SECONDS:
                 note()
                 last = time.monotonic()
-        parts = {name: writer.finish() for name, writer in writers.items()}
-    try:
-        _check_parts(parts, len(sources))
-    except PolyvisionError:
-        _clear(work.out, work.recipe)
-        raise
-    return parts
+        return {name: writer.finish() for name, writer in writers.items()}
 
 
 def _add(writer: PartWriter, piece: Piece, encoded: Encoded, end: int | None) -> None:
@@ -424,54 +362,6 @@ def _learn_from(work: _Work, split: Split) -> Iterator[str]:
                 taken += len(piece.text)
             if taken >= share:
                 break
-
-
-def _check_parts(parts: dict[str, Any], files: int) -> None:
-    """Refuse a corpus, or a part of it, without a document."""
-    total = sum(part["documents"] for part in parts.values())
-    if not total:
-        raise PolyvisionError(f"no text in {files:,} files: nothing but white space")
-    for name, part in parts.items():
-        if not part["documents"]:
-            raise PolyvisionError(
-                f"none of the {total:,} documents fell to the part {name!r}: a plain text file is "
-                "one document unless --separator splits it (such as --separator '\\n\\n'); "
-                "or choose another --val-fraction, 0 for no validation part, or another --seed"
-            )
-
-
-def _found(out: Path, recipe: dict[str, Any]) -> _Found | None:
-    """Return what is in the folder; None for a new or an empty one.
-
-    Raises:
-        PolyvisionError: the folder holds something else, or was prepared with other settings.
-    """
-    for name in (INDEX, PROGRESS):
-        path = out / name
-        if not path.exists():
-            continue
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            old = dict(found["settings"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise PolyvisionError(
-                f"{path} is damaged ({error!r}): choose another --out, or --overwrite"
-            ) from None
-        changed = [k for k in recipe if old.get(k) != recipe[k]]
-        if changed:
-            lines = "; ".join(f"{k}: {old.get(k)!r} then, {recipe[k]!r} now" for k in changed)
-            raise PolyvisionError(
-                f"--out {out} was prepared with other settings ({lines}): choose another --out, or "
-                "--overwrite to prepare it again"
-            )
-        return _Found(name == INDEX, found)
-    if out.exists() and any(path.name not in _BEGUN for path in out.iterdir()):
-        raise PolyvisionError(f"--out {out} is not empty and not a prepared corpus: choose another")
-    return None
-
-
-# All that may be there before the first note.
-_BEGUN = (LOCK, PROGRESS + ".partial")
 
 
 def _clear(out: Path, recipe: dict[str, Any]) -> None:

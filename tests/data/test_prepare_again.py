@@ -61,16 +61,16 @@ def test_a_kill_between_the_last_shard_and_the_index(
     texts: Path, prepared: Prepare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared(texts, out="whole")
-    check = module._check_parts
+    check = module.refuse_changed_files
 
     def kill(*_: Any) -> None:
         raise Kill
 
-    monkeypatch.setattr(module, "_check_parts", kill)
+    monkeypatch.setattr(module, "refuse_changed_files", kill)
     with pytest.raises(Kill):
         prepared(texts, out="killed")
     assert (texts.parent / "killed" / "train-00000.bin").exists()
-    monkeypatch.setattr(module, "_check_parts", check)
+    monkeypatch.setattr(module, "refuse_changed_files", check)
     prepared(texts, out="killed")
     assert content(texts.parent / "killed") == content(texts.parent / "whole")
 

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from polyvision.data import sources as module
-from polyvision.data.sources import BadLines, Piece, find_sources, read_pieces
+from polyvision.data.bad_lines import BadLines
+from polyvision.data.sources import Piece, find_sources, read_pieces
 from polyvision.data.text import read_text
 from polyvision.errors import PolyvisionError
 
