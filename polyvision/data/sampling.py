@@ -40,6 +40,10 @@ def _hash(*parts: int | str) -> str:
     return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
+def _fingerprint(part: Part, context: int) -> str:
+    return _hash(context, *(shard.header.checksum for shard in part.shards))
+
+
 def _permutation(length: int, *parts: int | str) -> np.ndarray:
     """Return a permutation that depends on ``parts`` alone, on any machine and version."""
     # RandomState's numbers are fixed for good; those of Generator may change.
@@ -62,6 +66,10 @@ class PartWindows(Dataset[Window]):
         self.part = part
         self.context = context
         self._starts = np.cumsum([0, *(shard.header.tokens for shard in part.shards)])
+
+    def fingerprint(self) -> str:
+        """Return a hash of the tokens and the context."""
+        return _fingerprint(self.part, self.context)
 
     def __len__(self) -> int:
         return (int(self._starts[-1]) - 1) // self.context
@@ -128,8 +136,7 @@ class ShuffledWindows:
 
     def fingerprint(self) -> str:
         """Return a hash of the tokens and the context."""
-        checksums = [shard.header.checksum for shard in self.part.shards]
-        return _hash(self.context, *checksums)
+        return _fingerprint(self.part, self.context)
 
     def sample(self, epoch: int, index: int) -> Window:
         """Return window ``index`` of an epoch: inputs and targets, both (context,) int64."""

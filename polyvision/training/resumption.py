@@ -87,7 +87,7 @@ def _advice(plan: Run) -> str:
 
 
 def check_files(plan: Run, task: Task) -> None:
-    """Refuse to go on with other classes, or another tokenizer, than the weights have learned.
+    """Refuse to go on with other classes, another tokenizer, or another validation set.
 
     Raises:
         PolyvisionError: a file of the run is not what the data gives now.

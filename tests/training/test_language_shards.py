@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ import torch
 
 from polyvision.cli import main
 from polyvision.data.corpus import Corpus
+from polyvision.errors import PolyvisionError
 from polyvision.training.compose import compose
 from polyvision.training.language import build_task
+from polyvision.training.resumption import check_files
 
 
 @pytest.fixture(scope="session")
@@ -50,6 +53,29 @@ def test_each_validation_set_has_its_own_metrics(train, shards, corpus, tmp_path
         "val/b-2/loss",
     ]
     assert summary["monitor"] == "val/loss"
+
+
+def test_a_validation_part_that_was_edited_is_refused_on_resume(overrides, small_text, tmp_path):
+    """The training part is the same, so the loader of a resumed run has nothing to object to."""
+    file = tmp_path / "story.txt"
+
+    def task(text):
+        file.write_text(text, encoding="utf-8")
+        path = f"data.path={file}"
+        return build_task(compose("language", [*overrides["language"], "data=text", path])[0])
+
+    text = small_text.read_text(encoding="utf-8")
+    first, second = task(text), task(text[:-20] + text[-20:].swapcase())
+    assert first.train.fingerprint() == second.train.fingerprint()
+    folder = tmp_path / "run"
+    folder.mkdir()
+    plan = SimpleNamespace(folder=folder, checkpoint=folder / "last.ckpt")
+    check_files(plan, first)  # a run of before there was such a file
+    for name, content in first.files.items():
+        (folder / name).write_text(content, encoding="utf-8")
+    check_files(plan, first)
+    with pytest.raises(PolyvisionError, match=r"its validation\.json is not what the data gives"):
+        check_files(plan, second)
 
 
 def test_bits_per_byte_count_the_bytes_of_the_targets(overrides, shards):
