@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -85,3 +87,27 @@ def test_a_batch_of_one_names_the_images_that_were_left_out(tmp_path):
     for text in ("the one that remained (Expected more than 1 value", f"so far: {broken}. Repair"):
         assert text in str(caught.value)
     assert torch.isfinite(module.loss(collate([data.train[i] for i in range(3)])))
+
+
+@pytest.mark.slow
+def test_two_ranks_count_unreadable_images_together(tmp_path):
+    root = draw(tmp_path / "images", 0)
+    broken = [root / "train" / name / f"{i}.png" for name in ("ant", "bee") for i in (0, 3, 6)]
+    for path in broken:
+        path.write_bytes(b"no image")
+
+    def train(*more):
+        command = [sys.executable, str(Path(__file__).parents[2] / "train_vision.py")]
+        command += [f"run_root={tmp_path}/runs", "data=folder", f"data.root={root}"]
+        command += ["data.image_size=32", "data.workers=0", "model=timm"]
+        command += ["model.name=test_resnet", "recipe.batch_size=16", "recipe.warmup_epochs=0"]
+        command += ["trainer.accelerator=cpu", "trainer.devices=2", "trainer.max_epochs=1"]
+        return subprocess.run([*command, *more], capture_output=True, text=True, timeout=300)
+
+    refused = train("data.options.max_unreadable=5")
+    assert refused.returncode != 0
+    assert "6 training images cannot be read, more than max_unreadable=5" in refused.stderr
+    done = train("data.options.max_unreadable=6")
+    assert done.returncode == 0, done.stderr
+    (summary,) = tmp_path.glob("runs/*/*/*/*/*/summary.json")
+    assert json.loads(summary.read_text())["unreadable"] == [str(path) for path in broken]
