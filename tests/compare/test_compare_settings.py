@@ -21,6 +21,7 @@ def runs(write_run):
 def test_activation_seed_paths_and_bookkeeping_may_differ(runs):
     free = {"trainer__log_every_n_steps": 7, "data__workers": 3, "run_root": "elsewhere"}
     free["analysis"] = {"every_n_steps": 5, "kinds": ["rank"]}
+    free["experiment"] = {"target": {"metric": "val/acc1", "value": {"relu": 0.8}}}
     assert check_alike(runs(**free)) == []
 
 
