@@ -9,12 +9,11 @@ The data flow of the pass (``flow``) tells expressions by hand, and what a resul
 from __future__ import annotations
 
 import copy
-import dataclasses
 import dis
 import itertools
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
@@ -28,18 +27,17 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from polyvision.activations import is_activation
-from polyvision.models.flow import Expression, Flow, KeptRole, Node, Operand, Place
+from polyvision.models.flow import Node
 from polyvision.models.functions import (
     FUNCTIONS,
-    GRID,
     INPLACE,
     is_activation_module,
-    is_bounded,
     is_whole_norm,
-    recognised,
 )
 from polyvision.models.inputs import Inputs
-from polyvision.models.layout import Layout, Layouts
+from polyvision.models.layout import Layouts
+from polyvision.models.recorded import ModuleCall, Noted, Recorded, has_no_state
+from polyvision.models.target import Call, Place, Target
 
 __all__ = ["Call", "Place", "Target", "Tracer"]
 
@@ -53,77 +51,6 @@ _KEEP = {
     *(Tensor.__mul__, Tensor.__truediv__, Tensor.div, F.dropout, F.interpolate, F.pad),
     *(torch.clamp, Tensor.clamp, torch.pow, Tensor.pow, torch.square, Tensor.square),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """What is called, and from where; the unit that can get an activation of its own.
-
-    Attributes:
-        module: name of the activation module, None for a function.
-        kind: name of the module's class or of the function.
-        place: where the call is written; None if in no module's own method.
-        caller: for messages: the function that makes the call.
-        method: a function that is called as a method of the tensor, ``x.relu()``.
-        inplace: a function that changes its argument, such as ``relu_``.
-        expression: several functions or an operator, not one call of an activation.
-        operand: of an expression: where its source has the tensor it is a function of; None if it
-            cannot be told.
-        known: the function is an activation, not just pointwise and nonlinear.
-    """
-
-    module: str | None
-    kind: str
-    place: Place | None
-    caller: str
-    method: bool = False
-    inplace: bool = False
-    expression: bool = False
-    operand: Operand | None = None
-    known: bool = True
-
-
-@dataclasses.dataclass
-class Call:
-    """One call in one pass.
-
-    Attributes:
-        shape: of the input.
-        layout: of the input.
-        device: of the input.
-        dtype: of the input.
-        keeps_shape: the output has the input's shape.
-        role: ``gate``, ``kernel`` or ``positive``, which stay (``sites.find_uses``); else None.
-    """
-
-    shape: torch.Size
-    layout: Layout
-    device: torch.device
-    dtype: torch.dtype
-    keeps_shape: bool = True
-    role: KeptRole | None = None
-
-
-@dataclasses.dataclass
-class _Noted:
-    """One call of an activation, with what the data flow knows of it."""
-
-    target: Target
-    call: Call
-    given: Node
-    result: Node | None = None
-
-
-@dataclasses.dataclass
-class _ModuleCall:
-    """One call of a module with one tensor, which returns one."""
-
-    name: str
-    kind: str
-    place: Place | None
-    caller: str
-    given: Node
-    result: Node | None = None
 
 
 class Tracer:
@@ -167,10 +94,12 @@ class Tracer:
             )
             for tensor in tree_leaves((args, kwargs)):
                 if isinstance(tensor, Tensor):
-                    self._flow.give(tensor)
+                    self._recorded.flow.give(tensor)
             with _Functions(self):
                 self._twin(*args, **kwargs)
-        return self._in_order()
+        calls = self._recorded.in_order()
+        self.absorbed |= self._recorded.absorbed
+        return calls
 
     def outputs(self, inputs: Inputs, names: Iterable[str]) -> dict[str, Call]:
         """Run the twin and return what the modules called ``names`` give out, as if it were input.
@@ -198,36 +127,34 @@ class Tracer:
 
     def _start(self) -> None:
         self._layouts = Layouts()
-        self._flow = Flow(self._values, self._parameters)
-        self._noted: list[_Noted] = []
-        self._module_calls: list[_ModuleCall] = []
+        self._recorded = Recorded(self._model, self._layouts, self._parameters, self._values)
 
     def _watch(self, name: str, module: nn.Module) -> None:
         is_site = is_activation_module(module)
         kind = type(module).__name__
-        running: list[_Noted | _ModuleCall | None] = []
+        running: list[Noted | ModuleCall | None] = []
 
         def before(module: nn.Module, args: tuple[Any, ...]) -> None:
-            noted: _Noted | _ModuleCall | None = None
+            noted: Noted | ModuleCall | None = None
             if len(args) == 1 and isinstance(args[0], Tensor) and not self._inside(1):
                 place, caller, _ = self._caller()
                 if is_site:
                     noted = self._note(Target(name, kind, place, caller), args[0])
                 else:
-                    noted = _ModuleCall(name, kind, place, caller, self._flow.of(args[0]))
-                    self._module_calls.append(noted)
+                    noted = ModuleCall(name, kind, place, caller, self._recorded.flow.of(args[0]))
+                    self._recorded.module_calls.append(noted)
             running.append(noted)
 
         def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             noted = running.pop()
             if not isinstance(output, Tensor) or self._inside(1):
                 return
-            if not self._flow.knows(output):  # what happens inside cannot be seen
-                self._flow.record(module, (args, tuple(module.parameters())), {}, output)
-            if isinstance(noted, _Noted):
+            if not self._recorded.flow.knows(output):  # what happens inside cannot be seen
+                self._recorded.flow.record(module, (args, tuple(module.parameters())), {}, output)
+            if isinstance(noted, Noted):
                 self._finish(noted, output)
             elif noted is not None:
-                noted.result = self._flow.of(output)
+                noted.result = self._recorded.flow.of(output)
 
         module.register_forward_pre_hook(before)
         module.register_forward_hook(after)
@@ -244,8 +171,8 @@ class Tracer:
                     self._layouts.adopt(part, self._layouts.here(given))
         if any(is_activation(m) or is_whole_norm(m) for m, _ in self._layouts.running):
             return
-        source = self._flow.of(given) if isinstance(given, Tensor) else None
-        node = self._flow.record(function, args, kwargs, output)
+        source = self._recorded.flow.of(given) if isinstance(given, Tensor) else None
+        node = self._recorded.flow.record(function, args, kwargs, output)
         if node is None:
             return
         place, caller, frame = self._caller()
@@ -253,8 +180,8 @@ class Tracer:
         for name, value in frame.f_locals.items():
             if value is given and value is output and source is not None:  # changed in place
                 node.names[source.index] = name
-            elif isinstance(value, Tensor) and self._flow.knows(value):
-                node.names[self._flow.of(value).index] = name
+            elif isinstance(value, Tensor) and self._recorded.flow.knows(value):
+                node.names[self._recorded.flow.of(value).index] = name
         if not isinstance(given, Tensor) or source is None or self._inside(0):
             return
         if not node.is_affine and node.leaf is not None:
@@ -267,109 +194,15 @@ class Tracer:
             self._finish(self._note(target, given, source), output)
             self._layouts.of(output, like=given)
 
-    def _note(self, target: Target, given: Tensor, source: Node | None = None) -> _Noted:
+    def _note(self, target: Target, given: Tensor, source: Node | None = None) -> Noted:
         layout = self._layouts.of(given)
         call = Call(given.shape, layout, given.device, given.dtype)
-        self._noted.append(_Noted(target, call, source or self._flow.of(given)))
-        return self._noted[-1]
+        self._recorded.noted.append(Noted(target, call, source or self._recorded.flow.of(given)))
+        return self._recorded.noted[-1]
 
-    def _finish(self, noted: _Noted, output: Tensor) -> None:
+    def _finish(self, noted: Noted, output: Tensor) -> None:
         noted.call.keeps_shape = output.shape == noted.call.shape
-        noted.result = self._flow.of(output)
-
-    def _in_order(self) -> dict[Target, list[Call]]:
-        """Return the calls and expressions of the pass that has just run."""
-        kinds = {n.result.index: _plain(n.target.kind) for n in self._noted if n.result}
-        expressions = [*self._flow.expressions(kinds), *self._opaque()]
-        part_of_one = {index for expression in expressions for index in expression.inner}
-        found: list[tuple[int, Target, Call]] = []
-        for noted in self._noted:
-            index = (noted.result or noted.given).index
-            if noted.result is not None and index in part_of_one:
-                self.absorbed.add(noted.target.module or "")
-                continue
-            noted.call.role = self._role(noted.given, noted.result, kinds)
-            found.append((index, noted.target, noted.call))
-        activations = {*kinds, *(expression.top.index for expression in expressions)}
-        for e in expressions:
-            root = e.root.tensor
-            call = Call(root.shape, self._layouts.of(root), root.device, root.dtype)
-            call.keeps_shape = e.top.tensor.shape == root.shape
-            call.role = e.role
-            if e.role in (None, "positive") and self._flow.is_kernel(e.top, e.root, activations):
-                call.role = "kernel"
-            elif e.role is None and e.kind and self._flow.keeps_positive(e.top, e.root):
-                call.role = "positive"
-            found.append((e.top.index, self._target(e), call))
-        calls: dict[Target, list[Call]] = {}
-        for _, target, call in sorted(found, key=lambda item: item[0]):
-            calls.setdefault(target, []).append(call)
-        return calls
-
-    def _role(self, given: Node, result: Node | None, kinds: Mapping[int, str]) -> KeptRole | None:
-        """Return why a call of an activation stays, None if it is an ordinary one."""
-        if result is None or is_bounded(kinds[result.index]):
-            return None
-        if kinds[result.index] in ("relu6", "hardtanh") and self._flow.is_hard_sigmoid(result):
-            return "gate"
-        if self._flow.is_kernel(result, given, {*kinds}):
-            return "kernel"
-        is_positive = self._flow.is_of_parameters(given) or self._flow.keeps_positive(result, given)
-        return "positive" if is_positive else None
-
-    def _opaque(self) -> Iterator[Expression]:
-        """Yield the modules that are an activation whose functions cannot be seen (scripted)."""
-        for call in self._module_calls:
-            module = self._model.get_submodule(call.name)
-            if call.result is None or call.result.name or not _has_no_state(module):
-                continue
-            try:
-                values = copy.deepcopy(module)(GRID.points)
-            except Exception:  # whatever a foreign forward raises for one dimension
-                continue
-            if isinstance(values, Tensor) and values.shape == GRID.points.shape:
-                kind = recognised(values)
-                if kind is not None:
-                    role: KeptRole | None = "gate" if is_bounded(kind) else None
-                    yield Expression(call.result, call.given, kind, {call.result.index}, role)
-
-    def _target(self, expression: Expression) -> Target:
-        """Return the module that computes the whole expression, else the expression."""
-        top, root = expression.top, expression.root
-        known = expression.kind is not None
-        whole = [c for c in self._module_calls if c.name and c.result is top and c.given is root]
-        if whole:
-            inmost = max(whole, key=lambda call: call.name.count("."))
-            return Target(inmost.name, inmost.kind, inmost.place, inmost.caller, known=known)
-        return Target(
-            module=None,
-            kind=expression.kind or top.name,
-            place=top.place,
-            caller=top.caller,
-            inplace=top.inputs[0].tensor is top.tensor,
-            expression=True,
-            operand=self._operand(expression) if known else None,
-            known=known,
-        )
-
-    def _operand(self, expression: Expression) -> Operand | None:
-        """Find the tensor that the expression is a function of in its source."""
-        top, root = expression.top, expression.root
-        if root.index in top.names:
-            return Operand(top.names[root.index])
-        users = [u for u in root.users if u.index in expression.inner]
-        if len(users) != 1 or users[0].inputs.count(root) != 1:
-            return None
-        modules = [n.target.place for n in self._noted if n.target.module and n.given is root]
-        modules += [call.place for call in self._module_calls if call.given is root]
-        if modules:
-            return Operand(None, modules[0])
-        (user,) = users
-        index = next((i for i, arg in enumerate(user.args) if arg is root), None)
-        if index is None or user.place is None:
-            return None
-        name = getattr(user.call, "__name__", "")
-        return Operand(None, user.place, index, getattr(Tensor, name, None) is user.call)
+        noted.result = self._recorded.flow.of(output)
 
     def _inside(self, own: int) -> bool:
         """Tell whether an activation or a norm with a nonlinearity of its own makes the call."""
@@ -429,7 +262,7 @@ def _separate(twin: nn.Module) -> None:
     seen: set[int] = set()
     for parent in list(twin.modules()):
         for attribute, child in list(parent._modules.items()):
-            if child is not None and (is_activation_module(child) or _has_no_state(child)):
+            if child is not None and (is_activation_module(child) or has_no_state(child)):
                 if id(child) in seen:
                     parent._modules[attribute] = copy.deepcopy(child)
                 seen.add(id(child))
@@ -440,14 +273,6 @@ def _is_call(code: CodeType, at: int) -> bool:
     while dis.opname[code.co_code[at]] == "CACHE":
         at -= 2
     return "CALL" in dis.opname[code.co_code[at]]
-
-
-def _has_no_state(module: nn.Module) -> bool:
-    return not [*module.parameters(), *module.buffers()]
-
-
-def _plain(kind: str) -> str:
-    return kind.lower().replace("_", "").removesuffix("me")
 
 
 def _data(twin: nn.Module, model: nn.Module) -> tuple[dict[int, Tensor], set[int]]:

@@ -26,7 +26,7 @@ from typing import Any
 from torch import nn
 
 from polyvision.models.calls import Target
-from polyvision.models.flow import Place
+from polyvision.models.target import Place
 
 __all__ = ["CannotRewrite", "attribute_for", "drops_result", "rewritten_class", "source_of"]
 
