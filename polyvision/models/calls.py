@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import dis
 import itertools
 import logging
 import sys
@@ -40,6 +41,7 @@ _KEEP = {
     *(torch.add, Tensor.add, Tensor.__add__, Tensor.__sub__, torch.mul, Tensor.mul),
     *(Tensor.__mul__, Tensor.__truediv__, F.dropout, F.interpolate, F.pad),
 }
+_CACHE = 0  # the code of the empty operations that follow a call
 _SUMS = {torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__}
 
 
@@ -67,6 +69,7 @@ class Target:
         caller: for messages: the function that makes the call.
         method: a function that is called as a method of the tensor, ``x.relu()``.
         inplace: a function that changes its argument, such as ``relu_``.
+        dropped: the call is a statement, made only for what it does to its argument.
     """
 
     module: str | None
@@ -75,6 +78,7 @@ class Target:
     caller: str
     method: bool = False
     inplace: bool = False
+    dropped: bool = False
 
 
 @dataclasses.dataclass
@@ -113,7 +117,8 @@ class Tracer:
         with FakeCopyMode(self._fake):
             self._twin = copy.deepcopy(model)
             _separate(self._twin)
-        self._names = {id(module): name for name, module in self._twin.named_modules()}
+        modules = self._twin.named_modules()
+        self._names: dict[int, str] = {id(module): name for name, module in modules}
         self._start()
         for name, module in self._twin.named_modules():
             module.register_forward_pre_hook(lambda *a: self._layouts.before(*a))
@@ -171,9 +176,9 @@ class Tracer:
     def _watch(self, name: str, module: nn.Module) -> None:
         def before(module: nn.Module, args: tuple[Any, ...]) -> None:
             if len(args) == 1 and isinstance(args[0], Tensor) and not self._inside(1):
-                place, caller = self._caller()
-                target = Target(name, type(module).__name__, place, caller)
-                self._note(target, args[0])
+                place, caller, dropped = self._caller()
+                kind = type(module).__name__
+                self._note(Target(name, kind, place, caller, dropped=dropped), args[0])
 
         def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if len(args) == 1 and isinstance(output, Tensor) and not self._inside(1):
@@ -194,10 +199,10 @@ class Tracer:
                 self._shifted[id(output)] = output
         elif function in FUNCTIONS and isinstance(given, Tensor) and not self._inside(0):
             self._layouts.here(given)
-            place, caller = self._caller()
+            place, caller, dropped = self._caller()
             method = getattr(Tensor, getattr(function, "__name__", ""), None) is function
-            inplace = function in INPLACE
-            self._note(Target(None, FUNCTIONS[function], place, caller, method, inplace), given)
+            kind, inplace = FUNCTIONS[function], function in INPLACE
+            self._note(Target(None, kind, place, caller, method, inplace, dropped), given)
             self._finish(given, output)
             self._layouts.of(output, like=given)
 
@@ -216,18 +221,32 @@ class Tracer:
         outer = self._layouts.running[: len(self._layouts.running) - own]
         return any(is_activation_module(m) or is_whole_norm(m) for m, _ in outer)
 
-    def _caller(self) -> tuple[Place | None, str]:
+    def _caller(self) -> tuple[Place | None, str, bool]:
+        """Return where the call is written, in which function, and whether it is a statement."""
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and _is_machinery(frame.f_code.co_filename):
             frame = frame.f_back
         assert frame is not None
-        code, owner = frame.f_code, _owner(frame)
+        code, owner = frame.f_code, self._owner(frame)
         position = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None))
         _, line, _, column = position
-        if id(owner) not in self._names or line is None or column is None:
-            return None, code.co_qualname
-        place = Place(self._names[id(owner)], code.co_filename, line, column)
-        return place, code.co_qualname
+        dropped = _drops_result(frame)
+        if owner is None or line is None or column is None:
+            return None, code.co_qualname, dropped
+        return Place(owner, code.co_filename, line, column), code.co_qualname, dropped
+
+    def _owner(self, frame: FrameType) -> str | None:
+        """Name the module whose method runs, also from a function written inside of the method."""
+        method: FrameType | None = frame
+        while method is not None:
+            code, held = method.f_code, method.f_locals
+            first = code.co_varnames[0] if code.co_argcount else "self"
+            if id(held.get(first)) in self._names:
+                return self._names[id(held[first])]
+            method = method.f_back
+            while method is not None and not any(c is code for c in method.f_code.co_consts):
+                method = method.f_back
+        return None
 
 
 class _Functions(TorchFunctionMode):
@@ -246,11 +265,10 @@ class _Functions(TorchFunctionMode):
         return output
 
 
-def _owner(frame: FrameType) -> object:
-    """Return the ``self`` of the method that runs, also from a comprehension or lambda in it."""
-    while frame.f_code.co_name.startswith("<") and "self" not in frame.f_locals and frame.f_back:
-        frame = frame.f_back
-    return frame.f_locals.get("self")
+def _drops_result(frame: FrameType) -> bool:
+    """Tell whether the call that ``frame`` makes is a statement."""
+    following = frame.f_code.co_code[frame.f_lasti + 2 :: 2]
+    return next((op for op in following if op != _CACHE), None) == dis.opmap["POP_TOP"]
 
 
 def _is_machinery(file: str) -> bool:

@@ -17,7 +17,10 @@ import functools
 import inspect
 import itertools
 import linecache
-from collections.abc import Callable, Mapping
+import operator
+import sys
+import tokenize
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -25,10 +28,15 @@ from torch import nn
 
 from polyvision.models.calls import Target
 
-__all__ = ["CannotRewrite", "attribute_for", "drops_result", "rewritten_class"]
+__all__ = ["CannotRewrite", "attribute_for", "rewritten_class"]
 
 _SERIAL = itertools.count()
 _KNOWN: dict[tuple[Any, ...], type[nn.Module]] = {}
+_LIKE_OLD = "polyvision_like_old"
+# The flags of ``from __future__ import ...`` in the code of a function.
+_FUTURES = functools.reduce(
+    operator.or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+)
 
 
 class CannotRewrite(Exception):
@@ -106,28 +114,81 @@ def _code_of(value: Any) -> CodeType | None:
     return function.__code__ if isinstance(function, FunctionType) else None
 
 
+def _with_inner(code: CodeType) -> Iterator[CodeType]:
+    """Yield ``code`` and the code of all functions that are written inside of it."""
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _with_inner(const)
+
+
 def _last_line(code: CodeType) -> int:
-    inner = [_last_line(const) for const in code.co_consts if isinstance(const, CodeType)]
-    return max([code.co_firstlineno, *inner, *(line or 0 for *_, line in code.co_lines())])
+    return max(line or 0 for inner in _with_inner(code) for *_, line in inner.co_lines())
+
+
+def _text(file: str) -> str:
+    """Return what ``file`` says now; cells of notebooks are known to linecache only."""
+    try:
+        with tokenize.open(file) as source:
+            return source.read()
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        text = "".join(linecache.getlines(file))
+    if not text:
+        raise CannotRewrite(f"the source of {file} cannot be read")
+    return text
 
 
 @functools.lru_cache(maxsize=8)
-def _tree(file: str) -> ast.Module:
-    lines = linecache.getlines(file)
-    if not lines:
-        raise CannotRewrite(f"the source of {file} cannot be read")
-    return ast.parse("".join(lines))
+def _tree(file: str, text: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        raise CannotRewrite(f"{file} is no Python any more: {error}") from error
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=8)
+def _codes(file: str, text: str, flags: int, rewriter: Any) -> dict[tuple[str, int], CodeType]:
+    """Compile ``text``; return all functions in it by qualified name and first line."""
+    tree = _tree(file, text)
+    if rewriter is not None:
+        tree = copy.deepcopy(tree)
+        rewriter(tree, text.encode())
+    whole = compile(tree, file, "exec", flags, dont_inherit=True)
+    return {(code.co_qualname, code.co_firstlineno): code for code in _with_inner(whole)}
+
+
 def _definition(code: CodeType) -> ast.FunctionDef:
-    """Return the syntax tree of the function that ``code`` was compiled from."""
-    for node in ast.walk(_tree(code.co_filename)):
+    """Return the syntax tree of the function that ``code`` was compiled from.
+
+    Raises:
+        CannotRewrite: there is none, or the source is not that of the code that runs.
+    """
+    file = code.co_filename
+    text = _text(file)
+    flags = code.co_flags & _FUTURES
+    # pytest compiles the assert statements of test files into code of its own.
+    by_pytest = any("@pytest_ar" in inner.co_names for inner in _with_inner(code))
+    rewriter = sys.modules["_pytest.assertion.rewrite"].rewrite_asserts if by_pytest else None
+    now = _codes(file, text, flags, rewriter).get((code.co_qualname, code.co_firstlineno))
+    if now is None or not _same(code, now):
+        raise CannotRewrite(
+            f"{code.co_qualname} does not run what {file} says now: the file has changed since it "
+            "was imported; restart Python, or reload the module and build the model again"
+        )
+    for node in ast.walk(_tree(file, text)):
         if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
             if first == code.co_firstlineno:
                 return node
-    raise CannotRewrite(f"the source of {code.co_qualname} cannot be found")
+    raise CannotRewrite(f"{code.co_qualname} is not written as a def")
+
+
+def _same(one: CodeType, other: CodeType) -> bool:
+    """Tell whether two code objects do the same at the same places of their files."""
+    return one == other and all(
+        list(a.co_positions()) == list(b.co_positions())
+        for a, b in zip(_with_inner(one), _with_inner(other), strict=True)
+    )
 
 
 def _edited_source(cls: type, name: str, edits: Mapping[Target, str]) -> str:
@@ -136,10 +197,14 @@ def _edited_source(cls: type, name: str, edits: Mapping[Target, str]) -> str:
     assert code is not None
     definition = copy.deepcopy(_definition(code))
     definition.name = name
-    editor = _Editor({(t.place.line, t.place.column): (t, a) for t, a in edits.items() if t.place})
+    parameters = [*definition.args.posonlyargs, *definition.args.args]
+    owner = parameters[0].arg if parameters else "self"
+    places = {(t.place.line, t.place.column): (t, a) for t, a in edits.items() if t.place}
+    editor = _Editor(owner, places)
     editor.visit(definition)
     if editor.edits:
-        raise CannotRewrite(f"{code.co_qualname} has changed on disk since it was imported")
+        kinds = ", ".join(target.kind for target, _ in editor.edits.values())
+        raise CannotRewrite(f"{code.co_qualname} makes no plain call of {kinds} there")
     private = [
         node.attr
         for node in ast.walk(definition)
@@ -150,27 +215,11 @@ def _edited_source(cls: type, name: str, edits: Mapping[Target, str]) -> str:
     return ast.unparse(ast.fix_missing_locations(definition))
 
 
-def drops_result(target: Target) -> bool:
-    """Tell whether the call is a statement, made only for what it does to its argument."""
-    place = target.place
-    if place is None:
-        return False
-    try:
-        return (place.line, place.column) in _statements(place.file)
-    except CannotRewrite:
-        return False
-
-
-@functools.lru_cache(maxsize=8)
-def _statements(file: str) -> frozenset[tuple[int | None, int | None]]:
-    nodes = (node for node in ast.walk(_tree(file)) if isinstance(node, ast.Expr))
-    return frozenset((n.end_lineno, n.end_col_offset) for n in nodes)
-
-
 class _Editor(ast.NodeTransformer):
     """Changes the calls that end at the given places."""
 
-    def __init__(self, edits: dict[tuple[int, int], tuple[Target, str]]) -> None:
+    def __init__(self, owner: str, edits: dict[tuple[int, int], tuple[Target, str]]) -> None:
+        self.owner = owner  # what the method calls its module, mostly self
         self.edits = edits
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
@@ -180,7 +229,7 @@ class _Editor(ast.NodeTransformer):
         if edit is None:
             return node
         target, attribute = edit
-        function = ast.Attribute(ast.Name("self", ast.Load()), attribute, ast.Load())
+        function = ast.Attribute(ast.Name(self.owner, ast.Load()), attribute, ast.Load())
         if target.module is not None:
             return ast.Call(function, node.args, node.keywords)
         given = _input(node, target)
@@ -243,23 +292,53 @@ def _subclass(base: type[nn.Module], sources: Mapping[str, str]) -> type[nn.Modu
 
 
 def _compiled(base: type, name: str, text: str) -> Callable[..., Any]:
-    """Compile a method in the scope of the one it replaces."""
+    """Compile a method in the scope of the one it replaces, and give it that one's defaults."""
     home = next(cls for cls in base.__mro__ if name in vars(cls))
-    old = inspect.unwrap(vars(home)[name])
+    old: Any = inspect.unwrap(vars(home)[name])
     cells = dict(zip(old.__code__.co_freevars, old.__closure__ or (), strict=True))
-    scope = {free: cell.cell_contents for free, cell in cells.items()} | {"__class__": home}
-    body = "\n".join(f"    {line}" for line in text.split("\n"))
-    source = f"def scope({', '.join(scope)}):\n{body}\n    return {name}\n"
     file = f"<polyvision {base.__qualname__}.{name} {next(_SERIAL)}>"
-    # Tracebacks and torch.jit look here for the text.
-    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    flags = old.__code__.co_flags & __future__.annotations.compiler_flag
-    namespace: dict[str, Any] = {}
+
+    def like_old(made: Any) -> Any:
+        for attribute in (*functools.WRAPPER_ASSIGNMENTS, "__defaults__", "__kwdefaults__"):
+            setattr(made, attribute, getattr(old, attribute))
+        made.__qualname__ = f"{home.__qualname__}.{name}"
+        return made
+
     try:
-        code = compile(source, file, "exec", flags, dont_inherit=True)
-    except SyntaxError as error:
-        raise CannotRewrite(f"{base.__qualname__}.{name} would not be Python: {error}") from error
-    exec(code, old.__globals__, namespace)
-    made: Callable[..., Any] = namespace["scope"](**scope)
-    made.__qualname__ = f"{home.__qualname__}.{name}"
+        scope = {free: cell.cell_contents for free, cell in cells.items()} | {"__class__": home}
+        scope[_LIKE_OLD] = like_old
+        body = "\n".join(f"    {line}" for line in text.split("\n"))
+        source = f"def scope({', '.join(scope)}):\n{body}\n    return {name}\n"
+        # Tracebacks and torch.jit look here for the text.
+        linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+        flags = old.__code__.co_flags & _FUTURES
+        namespace: dict[str, Any] = {}
+        code = compile(_bare(ast.parse(source)), file, "exec", flags, dont_inherit=True)
+        exec(code, old.__globals__, namespace)
+        made: Callable[..., Any] = namespace["scope"](**scope)
+    except Exception as error:  # an empty cell, a decorator that only the class knows, ...
+        raise CannotRewrite(
+            f"{base.__qualname__}.{name} cannot be compiled outside of its class: {error}"
+        ) from error
     return made
+
+
+def _bare(tree: ast.Module) -> ast.Module:
+    """Take the defaults and annotations from the method, which its class may be needed to evaluate.
+
+    A decorator of ours puts back those of the old method, before the other decorators see it.
+    """
+    scope = tree.body[0]
+    assert isinstance(scope, ast.FunctionDef)
+    method = scope.body[0]
+    assert isinstance(method, ast.FunctionDef)
+    given, nothing = method.args, ast.Constant(None)
+    given.defaults = [nothing for _ in given.defaults]
+    given.kw_defaults = [default and nothing for default in given.kw_defaults]
+    every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+    for argument in every:
+        if argument is not None:
+            argument.annotation = None
+    method.returns = None
+    method.decorator_list.append(ast.Name(_LIKE_OLD, ast.Load()))
+    return ast.fix_missing_locations(tree)

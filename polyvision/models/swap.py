@@ -18,7 +18,7 @@ from polyvision.models.calls import Target, Tracer
 from polyvision.models.choice import Select, choose
 from polyvision.models.functions import is_activation_module, is_whole_norm
 from polyvision.models.inputs import Inputs, example_inputs
-from polyvision.models.rewrite import CannotRewrite, drops_result, rewritten_class
+from polyvision.models.rewrite import CannotRewrite, rewritten_class
 from polyvision.models.sites import Use, find_uses
 from polyvision.models.swap_report import Kept, Site, SwapReport
 
@@ -165,7 +165,7 @@ class _Edit:
             target = use.targets[0]
             if use.name in names and not use.keeps_shape:
                 left.append(Kept(use.name, use.kind, "its output has another shape than its input"))
-            elif use.name in names and not use.rewritten and any(map(drops_result, use.targets)):
+            elif use.name in names and not use.rewritten and any(t.dropped for t in use.targets):
                 reason = f"{target.caller} drops its result: it relies on a change in place"
                 left.append(Kept(use.name, use.kind, reason))
             elif use.name in names and use.rewritten and target.place is None:
