@@ -15,6 +15,7 @@ import logging
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,11 +27,13 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from polyvision.errors import PolyvisionError, first_line
 from polyvision.models.functions import FUNCTIONS, INPLACE, is_activation_module, is_whole_norm
 from polyvision.models.inputs import Inputs
 from polyvision.models.layout import Layout, Layouts
+from polyvision.models.values import MadeUpValues
 
-__all__ = ["Call", "Place", "Target", "Tracer"]
+__all__ = ["HOOKS", "Call", "Place", "Target", "Tracer", "hooks_of"]
 
 _TORCH = str(Path(torch.__file__).parent)
 _OWN = (__file__, str(Path(__file__).with_name("layout.py")))
@@ -41,6 +44,12 @@ _KEEP = {
     *(torch.add, Tensor.add, Tensor.__add__, Tensor.__sub__, torch.mul, Tensor.mul),
     *(Tensor.__mul__, Tensor.__truediv__, F.dropout, F.interpolate, F.pad),
 }
+HOOKS = (
+    *("forward_hooks", "forward_hooks_with_kwargs", "forward_hooks_always_called"),
+    *("forward_pre_hooks", "forward_pre_hooks_with_kwargs"),
+    *("backward_hooks", "backward_pre_hooks"),
+)
+_TO_NUMPY = {Tensor.numpy, Tensor.__array__}
 _CACHE = 0  # the code of the empty operations that follow a call
 _SUMS = {torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__}
 
@@ -49,13 +58,15 @@ _SUMS = {torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Te
 class Place:
     """One expression in the source: ``owner`` is the module whose method holds it.
 
-    No two calls end at the same character, so file, line and column of the end name one.
+    No two calls end at the same character, so file, line and column of the end name one. ``after``
+    is the child of the owner that ran last before.
     """
 
     owner: str
     file: str
     line: int
     column: int
+    after: str | None = dataclasses.field(default=None, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,40 +118,76 @@ class Tracer:
 
     Args:
         model: left as it is, on any device including meta.
+        activations: names of modules that count as activations whatever their class.
+
+    Attributes:
+        made_up: what a pass ran depended on values, which were made up.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, activations: Iterable[str] = ()) -> None:
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         parameter = next(itertools.chain(model.parameters(), model.buffers()), torch.empty(0))
         self._device = parameter.device
+        self.made_up = False
         # Some networks cache tensors in eval mode; a twin keeps fake ones out of the real network.
-        with FakeCopyMode(self._fake):
-            self._twin = copy.deepcopy(model)
-            _separate(self._twin)
+        # It has none of the user's hooks, which are not made for fake tensors.
+        hooks: dict[int, Any] = {id(d): type(d)() for m in model.modules() for d in hooks_of(m)}
+        try:
+            with FakeCopyMode(self._fake):
+                self._twin = copy.deepcopy(model, hooks)
+        except Exception as error:  # what a network holds beside tensors may be anything
+            raise PolyvisionError(
+                f"{type(model).__name__} cannot be copied to be traced: {first_line(error)}"
+            ) from error
+        _separate(self._twin)
         modules = self._twin.named_modules()
         self._names: dict[int, str] = {id(module): name for name, module in modules}
         self._start()
         for name, module in self._twin.named_modules():
             module.register_forward_pre_hook(lambda *a: self._layouts.before(*a))
-            if is_activation_module(module):
+            if is_activation_module(module) or name in activations:
                 self._watch(name, module)
             module.register_forward_hook(lambda *a: self._layouts.after(*a))
+            module.register_forward_hook(partial(self._leave, name))
 
     def run(self, inputs: Inputs, *, training: bool) -> dict[Target, list[Call]]:
         """Run the twin and return its activation calls in order.
 
+        Where the network reads values, it runs with zeros and with ones; the calls of both count.
+
         Raises:
             Exception: whatever the network's forward raises for these inputs.
         """
+        values = MadeUpValues(0)
+        calls: dict[Target, list[Call]] = {}
+        try:
+            calls = self._pass(inputs, training, values)
+        except Exception:
+            if not values.read:
+                raise
+        if values.read:
+            try:
+                other = self._pass(inputs, training, MadeUpValues(1))
+            except Exception:  # ones may stand for a mistake that the network checks for
+                if not calls:
+                    raise
+            else:
+                calls = {**calls, **{t: seen for t, seen in other.items() if t not in calls}}
+        self.made_up |= values.used
+        return calls
+
+    def _pass(
+        self, inputs: Inputs, training: bool, values: MadeUpValues
+    ) -> dict[Target, list[Call]]:
         self._start()
         self._twin.train(training)
-        with torch.no_grad(), _quiet(), self._fake:
+        with torch.no_grad(), _quiet(), _no_global_hooks(), self._fake, values:
             args, kwargs = tree_map_only(
                 Tensor,
                 lambda t: torch.empty(t.shape, dtype=t.dtype, device=self._device),
                 (inputs.args, inputs.kwargs),
             )
-            with _Functions(self):
+            with _Functions(self, values):
                 self._twin(*args, **kwargs)
         return self._calls
 
@@ -170,8 +217,16 @@ class Tracer:
 
     def _start(self) -> None:
         self._layouts = Layouts()
+        self._ran_last: dict[str, str] = {}  # name of a module -> its child that ran last
         self._calls: dict[Target, list[Call]] = {}
         self._shifted: dict[int, Tensor] = {}  # sums with 3, by id; the tensors are kept alive
+
+    def _leave(self, name: str, *_: Any) -> None:
+        owner, rest = "", name
+        while rest:
+            child, _, rest = rest.partition(".")
+            self._ran_last[owner] = child
+            owner = f"{owner}.{child}" if owner else child
 
     def _watch(self, name: str, module: nn.Module) -> None:
         def before(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -233,7 +288,8 @@ class Tracer:
         dropped = _drops_result(frame)
         if owner is None or line is None or column is None:
             return None, code.co_qualname, dropped
-        return Place(owner, code.co_filename, line, column), code.co_qualname, dropped
+        place = Place(owner, code.co_filename, line, column, self._ran_last.get(owner))
+        return place, code.co_qualname, dropped
 
     def _owner(self, frame: FrameType) -> str | None:
         """Name the module whose method runs, also from a function written inside of the method."""
@@ -252,14 +308,17 @@ class Tracer:
 class _Functions(TorchFunctionMode):
     """Shows every torch function to a tracer."""
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: Tracer, values: MadeUpValues) -> None:
         super().__init__()
         self._tracer = tracer
+        self._values = values
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in _TO_NUMPY:
+            return func(self._values.real(args[0]), *args[1:], **kwargs)
         output = func(*args, **kwargs)
         self._tracer.function(func, args, output, args[0] if args else kwargs.get("input"))
         return output
@@ -288,6 +347,25 @@ def _separate(twin: nn.Module) -> None:
                 if id(child) in seen:
                     parent._modules[attribute] = copy.deepcopy(child)
                 seen.add(id(child))
+
+
+def hooks_of(owner: Any, prefix: str = "") -> list[dict[int, Any]]:
+    """Return the dictionaries of the hooks that a forward or backward pass of a module runs."""
+    return [vars(owner)[f"_{prefix}{name}"] for name in HOOKS if f"_{prefix}{name}" in vars(owner)]
+
+
+@contextmanager
+def _no_global_hooks() -> Iterator[None]:
+    """Keep hooks on all modules, of profilers and the like, from a twin."""
+    places = hooks_of(torch.nn.modules.module, "global_")
+    before = [dict(place) for place in places]
+    for place in places:
+        place.clear()
+    try:
+        yield
+    finally:
+        for place, hooks in zip(places, before, strict=True):
+            place.update(hooks)
 
 
 @contextmanager
