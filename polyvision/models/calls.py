@@ -13,6 +13,7 @@ import dis
 import itertools
 import logging
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -370,10 +371,12 @@ def _no_global_hooks() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch from logging a traceback where a network refuses a size."""
+    """Keep torch from logging a traceback where a network refuses a size, and from warnings."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     disabled, logger.disabled = logger.disabled, True
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logger.disabled = disabled

@@ -68,7 +68,7 @@ def example_inputs(model: nn.Module) -> Inputs:
 
     timm models carry their input size, transformers models a configuration; for anything else with
     a 2-d convolution, images of its ``image_size`` or of 224 pixels are taken (299 for Inception
-    v3, whose auxiliary head needs them).
+    v3, whose auxiliary head needs them), with a 3-d one, videos of 16 frames.
 
     Raises:
         PolyvisionError: none of that applies.
@@ -91,8 +91,11 @@ def _of_timm(model: nn.Module) -> Inputs | None:
 
 
 def _of_images(model: nn.Module) -> Inputs | None:
-    if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
+    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Conv3d)), None)
+    if first is None:
         return None
+    if isinstance(first, nn.Conv3d):
+        return Inputs((_images(model, first.in_channels, 16, 224, 224),))
     usual = 299 if type(model).__name__ == "Inception3" else 224
     size = getattr(model, "image_size", usual)
     return image_inputs(model, size if isinstance(size, int) else usual)
@@ -110,10 +113,9 @@ def _of_transformers(model: nn.Module) -> Inputs | None:
     text = torch.zeros(2, 16, dtype=torch.int64, device="meta")
     takes = inspect.signature(model.forward).parameters
     given = {name: text for name in (main, "decoder_input_ids") if name in takes}
-    side_by_side = any("image_token" in name for name in vars(config)) is False
-    if main == "pixel_values" or (
-        "pixel_values" in takes and side_by_side and _nested(config, "image_size") is not None
-    ):
+    within = any("image_token" in name for name in vars(config))
+    beside = "pixel_values" in takes and not within and _nested(config, "image_size") is not None
+    if main == "pixel_values" or beside:
         size = _nested(config, "image_size") or 224
         height, width = (size, size) if isinstance(size, int) else size
         channels = _nested(config, "num_channels") or image_inputs(model, 1).args[0].shape[1]

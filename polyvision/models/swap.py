@@ -11,10 +11,11 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
 
 from polyvision.activations import activation_info, activation_names, create_activation
 from polyvision.activations.registry import Kind
-from polyvision.errors import PolyvisionError, first_line, unknown
+from polyvision.errors import PolyvisionError, first_line, some, unknown
 from polyvision.models.calls import HOOKS, Call, Target, Tracer, hooks_of
 from polyvision.models.choice import Select, choose
 from polyvision.models.functions import is_activation_module, is_whole_norm
@@ -217,6 +218,11 @@ def _check_model(model: nn.Module) -> None:
         raise PolyvisionError(
             f"{kind}: swap the activations of the plain network, then compile or script it"
         )
+    lazy = [n for n, p in model.named_parameters() if isinstance(p, UninitializedTensorMixin)]
+    if lazy:
+        raise PolyvisionError(
+            f"{kind}: {some(lazy)} get their shapes in the first forward pass; run the network once"
+        )
     if is_activation_module(model):
         raise PolyvisionError(f"the model is itself an activation, {kind}; there is no place in it")
 
@@ -269,7 +275,10 @@ class _Edit:
             owner = self._model.get_submodule(parent)
             after = getattr(places[name], "after", None)
             self._modules.append((owner, attribute, module.train(owner.training), after))
-        self.notes = [note for use in self.done for note in self._about_hooks(use)]
+        hooked = [n or "the network" for n, m in self._model.named_modules() if any(hooks_of(m))]
+        if hooked:
+            self.notes.append(f"hooks are not run while activations are looked for: {some(hooked)}")
+        self.notes += [note for use in self.done for note in self._about_hooks(use)]
         return left
 
     def _about_hooks(self, use: Use) -> list[str]:

@@ -33,7 +33,7 @@ class MadeUpValues(TorchDispatchMode):
 
     Args:
         number: every value that is read as a number or a decision, as by ``if mask.any()``. Where
-            only the size of a result depends on values, all of them are 1: selections keep all.
+            only the size of a result depends on values, masks are true: selections keep all.
 
     Attributes:
         used: something depended on values.
@@ -71,9 +71,15 @@ class MadeUpValues(TorchDispatchMode):
         )
 
     def real(self, given: Any) -> Any:
-        """Return ``given`` with tensors of ones, which have values, in place of all tensors."""
+        """Return ``given`` with tensors that have values in place of all tensors."""
         self.used = True
         with unset_fake_temporarily():
-            return tree_map_only(
-                Tensor, lambda t: torch.ones((), dtype=t.dtype).expand(t.shape), given
-            )
+            return tree_map_only(Tensor, _with_values, given)
+
+
+def _with_values(tensor: Tensor) -> Tensor:
+    """Return ones, or in floating point 1, 2, 3, ... in each row, which are boxes with an area."""
+    row = torch.ones(tensor.shape[-1:], dtype=tensor.dtype)
+    if tensor.is_floating_point():
+        row = row.cumsum(-1) if row.ndim else row
+    return row.expand(tensor.shape)
