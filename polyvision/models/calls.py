@@ -13,8 +13,10 @@ import dis
 import itertools
 import logging
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -27,6 +29,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from polyvision.activations import is_activation
+from polyvision.errors import PolyvisionError, first_line
 from polyvision.models.flow import Node
 from polyvision.models.functions import (
     FUNCTIONS,
@@ -38,8 +41,9 @@ from polyvision.models.inputs import Inputs
 from polyvision.models.layout import Layouts
 from polyvision.models.recorded import ModuleCall, Noted, Recorded, has_no_state
 from polyvision.models.target import Call, Place, Target
+from polyvision.models.values import MadeUpValues
 
-__all__ = ["Call", "Place", "Target", "Tracer"]
+__all__ = ["HOOKS", "Call", "Place", "Target", "Tracer", "hooks_of"]
 
 _TORCH = str(Path(torch.__file__).parent)
 _OWN = (__file__, *(str(Path(__file__).with_name(name)) for name in ("layout.py", "flow.py")))
@@ -51,6 +55,13 @@ _KEEP = {
     *(Tensor.__mul__, Tensor.__truediv__, Tensor.div, F.dropout, F.interpolate, F.pad),
     *(torch.clamp, Tensor.clamp, torch.pow, Tensor.pow, torch.square, Tensor.square),
 }
+HOOKS = (
+    *("forward_hooks", "forward_hooks_with_kwargs", "forward_hooks_always_called"),
+    *("forward_pre_hooks", "forward_pre_hooks_with_kwargs"),
+    *("backward_hooks", "backward_pre_hooks"),
+)
+_TO_NUMPY = {Tensor.numpy, Tensor.__array__}
+_CACHE = 0  # the code of the empty operations that follow a call
 
 
 class Tracer:
@@ -58,35 +69,72 @@ class Tracer:
 
     Args:
         model: left as it is, on any device including meta.
+        activations: names of modules that count as activations whatever their class.
+
+    Attributes:
+        made_up: what a pass ran depended on values, which were made up.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, activations: Iterable[str] = ()) -> None:
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         parameter = next(itertools.chain(model.parameters(), model.buffers()), torch.empty(0))
         self._device = parameter.device
+        self.made_up = False
         # Some networks cache tensors in eval mode; a twin keeps fake ones out of the real network.
-        with FakeCopyMode(self._fake):
-            self._twin = copy.deepcopy(model)
-            _separate(self._twin)
-        self._names = {id(module): name for name, module in self._twin.named_modules()}
+        # It has none of the user's hooks, which are not made for fake tensors.
+        hooks: dict[int, Any] = {id(d): type(d)() for m in model.modules() for d in hooks_of(m)}
+        try:
+            with FakeCopyMode(self._fake):
+                self._twin = copy.deepcopy(model, hooks)
+        except Exception as error:  # what a network holds beside tensors may be anything
+            raise PolyvisionError(
+                f"{type(model).__name__} cannot be copied to be traced: {first_line(error)}"
+            ) from error
+        _separate(self._twin)
+        modules = self._twin.named_modules()
+        self._names: dict[int, str] = {id(module): name for name, module in modules}
         self._model = model
         self._values, self._parameters = _data(self._twin, model)
         self.absorbed: set[str] = set()  # activation modules that are part of an expression
         self._start()
         for name, module in self._twin.named_modules():
             module.register_forward_pre_hook(lambda *a: self._layouts.before(*a))
-            self._watch(name, module)
+            self._watch(name, module, is_activation_module(module) or name in activations)
             module.register_forward_hook(lambda *a: self._layouts.after(*a))
+            module.register_forward_hook(partial(self._leave, name))
 
     def run(self, inputs: Inputs, *, training: bool) -> dict[Target, list[Call]]:
         """Run the twin and return its activation calls in order.
 
+        Where the network reads values, it runs with zeros and with ones; the calls of both count.
+
         Raises:
             Exception: whatever the network's forward raises for these inputs.
         """
+        values = MadeUpValues(0)
+        calls: dict[Target, list[Call]] = {}
+        try:
+            calls = self._pass(inputs, training, values)
+        except Exception:
+            if not values.read:
+                raise
+        if values.read:
+            try:
+                other = self._pass(inputs, training, MadeUpValues(1))
+            except Exception:  # ones may stand for a mistake that the network checks for
+                if not calls:
+                    raise
+            else:
+                calls = {**calls, **{t: seen for t, seen in other.items() if t not in calls}}
+        self.made_up |= values.used
+        return calls
+
+    def _pass(
+        self, inputs: Inputs, training: bool, values: MadeUpValues
+    ) -> dict[Target, list[Call]]:
         self._start()
         self._twin.train(training)
-        with torch.no_grad(), _quiet(), self._fake:
+        with torch.no_grad(), _quiet(), _no_global_hooks(), self._fake, values:
             args, kwargs = tree_map_only(
                 Tensor,
                 lambda t: torch.empty(t.shape, dtype=t.dtype, device=self._device),
@@ -95,7 +143,7 @@ class Tracer:
             for tensor in tree_leaves((args, kwargs)):
                 if isinstance(tensor, Tensor):
                     self._recorded.flow.give(tensor)
-            with _Functions(self):
+            with _Functions(self, values):
                 self._twin(*args, **kwargs)
         calls = self._recorded.in_order()
         self.absorbed |= self._recorded.absorbed
@@ -128,18 +176,26 @@ class Tracer:
     def _start(self) -> None:
         self._layouts = Layouts()
         self._recorded = Recorded(self._model, self._layouts, self._parameters, self._values)
+        self._ran_last: dict[str, str] = {}  # name of a module -> its child that ran last
 
-    def _watch(self, name: str, module: nn.Module) -> None:
-        is_site = is_activation_module(module)
+    def _leave(self, name: str, *_: Any) -> None:
+        owner, rest = "", name
+        while rest:
+            child, _, rest = rest.partition(".")
+            self._ran_last[owner] = child
+            owner = f"{owner}.{child}" if owner else child
+
+    def _watch(self, name: str, module: nn.Module, is_site: bool) -> None:
         kind = type(module).__name__
         running: list[Noted | ModuleCall | None] = []
 
         def before(module: nn.Module, args: tuple[Any, ...]) -> None:
             noted: Noted | ModuleCall | None = None
             if len(args) == 1 and isinstance(args[0], Tensor) and not self._inside(1):
-                place, caller, _ = self._caller()
+                place, caller, frame = self._caller()
                 if is_site:
-                    noted = self._note(Target(name, kind, place, caller), args[0])
+                    dropped = _drops_result(frame)
+                    noted = self._note(Target(name, kind, place, caller, dropped=dropped), args[0])
                 else:
                     noted = ModuleCall(name, kind, place, caller, self._recorded.flow.of(args[0]))
                     self._recorded.module_calls.append(noted)
@@ -189,8 +245,9 @@ class Tracer:
         if function in FUNCTIONS:
             self._layouts.here(given)
             method = getattr(Tensor, getattr(function, "__name__", ""), None) is function
-            inplace = function in INPLACE
-            target = Target(None, FUNCTIONS[function], place, caller, method, inplace)
+            kind, inplace = FUNCTIONS[function], function in INPLACE
+            dropped = _drops_result(frame)
+            target = Target(None, kind, place, caller, method, inplace, dropped)
             self._finish(self._note(target, given, source), output)
             self._layouts.of(output, like=given)
 
@@ -210,43 +267,60 @@ class Tracer:
         return any(is_activation_module(m) or is_whole_norm(m) for m, _ in outer)
 
     def _caller(self) -> tuple[Place | None, str, FrameType]:
+        """Return where the call is written, in which function, and the frame of it."""
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and _is_machinery(frame.f_code.co_filename):
             frame = frame.f_back
         assert frame is not None
-        code, owner = frame.f_code, _owner(frame)
+        code, owner = frame.f_code, self._owner(frame)
         position = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None))
         first, line, start, column = position
-        if id(owner) not in self._names or first is None or line is None:
+        if owner is None or first is None or line is None:
             return None, code.co_qualname, frame
         if start is None or column is None:
             return None, code.co_qualname, frame
         begin = None if _is_call(code, frame.f_lasti) else (first, start)
-        place = Place(self._names[id(owner)], code.co_filename, line, column, begin)
+        after = self._ran_last.get(owner)
+        place = Place(owner, code.co_filename, line, column, begin, after)
         return place, code.co_qualname, frame
+
+    def _owner(self, frame: FrameType) -> str | None:
+        """Name the module whose method runs, also from a function written inside of the method."""
+        method: FrameType | None = frame
+        while method is not None:
+            code, held = method.f_code, method.f_locals
+            first = code.co_varnames[0] if code.co_argcount else "self"
+            if id(held.get(first)) in self._names:
+                return self._names[id(held[first])]
+            method = method.f_back
+            while method is not None and not any(c is code for c in method.f_code.co_consts):
+                method = method.f_back
+        return None
 
 
 class _Functions(TorchFunctionMode):
     """Shows every torch function to a tracer."""
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: Tracer, values: MadeUpValues) -> None:
         super().__init__()
         self._tracer = tracer
+        self._values = values
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in _TO_NUMPY:
+            return func(self._values.real(args[0]), *args[1:], **kwargs)
         output = func(*args, **kwargs)
         self._tracer.function(func, args, kwargs, output)
         return output
 
 
-def _owner(frame: FrameType) -> object:
-    """Return the ``self`` of the method that runs, also from a comprehension or lambda in it."""
-    while frame.f_code.co_name.startswith("<") and "self" not in frame.f_locals and frame.f_back:
-        frame = frame.f_back
-    return frame.f_locals.get("self")
+def _drops_result(frame: FrameType) -> bool:
+    """Tell whether the call that ``frame`` makes is a statement."""
+    following = frame.f_code.co_code[frame.f_lasti + 2 :: 2]
+    return next((op for op in following if op != _CACHE), None) == dis.opmap["POP_TOP"]
 
 
 def _is_machinery(file: str) -> bool:
@@ -287,12 +361,33 @@ def _data(twin: nn.Module, model: nn.Module) -> tuple[dict[int, Tensor], set[int
     return values, parameters
 
 
+def hooks_of(owner: Any, prefix: str = "") -> list[dict[int, Any]]:
+    """Return the dictionaries of the hooks that a forward or backward pass of a module runs."""
+    return [vars(owner)[f"_{prefix}{name}"] for name in HOOKS if f"_{prefix}{name}" in vars(owner)]
+
+
+@contextmanager
+def _no_global_hooks() -> Iterator[None]:
+    """Keep hooks on all modules, of profilers and the like, from a twin."""
+    places = hooks_of(torch.nn.modules.module, "global_")
+    before = [dict(place) for place in places]
+    for place in places:
+        place.clear()
+    try:
+        yield
+    finally:
+        for place, hooks in zip(places, before, strict=True):
+            place.update(hooks)
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch from logging a traceback where a network refuses a size."""
+    """Keep torch from logging a traceback where a network refuses a size, and from warnings."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     disabled, logger.disabled = logger.disabled, True
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logger.disabled = disabled

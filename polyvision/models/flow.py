@@ -217,4 +217,5 @@ class Flow:
 def _plain_name(function: Any) -> str:
     if function in FUNCTIONS:
         return FUNCTIONS[function]
-    return str(getattr(function, "__name__", "")).strip("_")
+    # What a scripted function calls comes as mul.Tensor.
+    return str(getattr(function, "__name__", "")).strip("_").partition(".")[0]

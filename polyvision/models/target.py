@@ -20,6 +20,7 @@ class Place:
 
     No two calls end at the same character, so file, line and column of the end name one. An
     operator (``x * y``) may end where a call does: ``start`` is its begin, None for a call.
+    ``after`` is the child of the owner that ran last before.
     """
 
     owner: str
@@ -27,6 +28,7 @@ class Place:
     line: int
     column: int
     start: tuple[int, int] | None = None
+    after: str | None = dataclasses.field(default=None, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Target:
         caller: for messages: the function that makes the call.
         method: a function that is called as a method of the tensor, ``x.relu()``.
         inplace: a function that changes its argument, such as ``relu_``.
+        dropped: the call is a statement, made only for what it does to its argument.
         expression: several functions or an operator, not one call of an activation.
         operand: of an expression: where its source has the tensor it is a function of; None if it
             cannot be told.
@@ -69,6 +72,7 @@ class Target:
     caller: str
     method: bool = False
     inplace: bool = False
+    dropped: bool = False
     expression: bool = False
     operand: Operand | None = None
     known: bool = True
