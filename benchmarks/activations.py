@@ -241,7 +241,7 @@ def plot(records: list[dict[str, Any]], path: Path) -> None:
 def cpu_name() -> str:
     """Return the model of the CPU, as far as the system tells."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
 
@@ -278,7 +278,10 @@ def main() -> None:
         print(table(found), flush=True)
     options.output.mkdir(parents=True, exist_ok=True)
     path = options.output / "activations.json"
-    path.write_text(json.dumps({"environment": environment, "records": records}, indent=1) + "\n")
+    path.write_text(
+        json.dumps({"environment": environment, "records": records}, indent=1) + "\n",
+        encoding="utf-8",
+    )
     plot(records, path.with_suffix(".png"))
     print(f"\n{path} and {path.with_suffix('.png')}")
 

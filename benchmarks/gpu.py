@@ -286,7 +286,7 @@ def main() -> int:
     print(f"{time.monotonic() - start:.0f} s in all")
     if options.json:
         report = {"errors": errors, "speed": results, "host_us": host}
-        with open(options.json, "w") as file:
+        with open(options.json, "w", encoding="utf-8") as file:
             json.dump(report, file, indent=2)
     return 1 if bad else 0
 

@@ -22,7 +22,7 @@ from polyvision.data.folder import ClassTree, ImageFiles, scan_class_tree
 
 def private_mib() -> float:
     """Return the memory that this process shares with no other one."""
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    lines = Path("/proc/self/smaps_rollup").read_text(encoding="utf-8").splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
 
 

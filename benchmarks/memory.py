@@ -14,7 +14,7 @@ __all__ = ["added_peak", "in_own_process"]
 
 
 def _process_bytes(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
     raise AssertionError(f"no {field} in /proc/self/status")
@@ -33,7 +33,9 @@ def added_peak(work: Callable[[], object], device: str = "cpu") -> int | None:
         work()
         return torch.cuda.max_memory_allocated() - before
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak is now what is in use
+        Path("/proc/self/clear_refs").write_text(
+            "5", encoding="utf-8"
+        )  # the peak is now what is in use
     except OSError:
         work()
         return None

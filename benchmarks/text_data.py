@@ -54,7 +54,7 @@ def documents(text: str | None) -> Iterator[str]:
 def repeated(text: str | None, copies: int, folder: Path) -> str:
     """Write ``copies`` of the text as JSON lines, each copy a little different."""
     file = folder / "copies.jsonl"
-    with file.open("w") as out:
+    with file.open("w", encoding="utf-8") as out:
         for copy in range(copies):
             for document in documents(text):
                 out.write(json.dumps({"text": f"{copy} {document}"}) + "\n")
@@ -162,11 +162,11 @@ def large_corpus(folder: Path, shards: int) -> Path:
                 file.write(ends)
         counts = {"tokens": header.tokens, "documents": header.documents, "sha256": header.checksum}
         entries.append({"file": path.name, **counts})
-    (folder / TOKENIZER).write_text(tokenizer.to_json())
+    (folder / TOKENIZER).write_text(tokenizer.to_json(), encoding="utf-8")
     described = {"sha256": tokenizer.fingerprint, "vocab_size": 256, "end": None}
     parts = {"train": {"shards": entries}}
     index = {"version": INDEX_VERSION, "tokenizer": described, "settings": {}, "parts": parts}
-    (folder / INDEX).write_text(json.dumps(index))
+    (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
     return folder
 
 

@@ -265,7 +265,7 @@ def main() -> None:
     }
     options.output.mkdir(parents=True, exist_ok=True)
     path = options.output / "train_lm.json"
-    path.write_text(json.dumps(results, indent=1) + "\n")
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     print(f"\n{path}")
 
 

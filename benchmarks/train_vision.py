@@ -240,7 +240,7 @@ def timm_script(options: argparse.Namespace, root: Path) -> list[float]:
         settings["output"] = folder
         for key, value in settings.items():
             command += [f"--{key}", str(value)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     seconds = re.findall(r"Train: .* Time: ([\d.]+)s,", done.stdout + done.stderr)
     if done.returncode or len(seconds) < options.steps:
         raise SystemExit(f"{options.timm_script} failed:\n{done.stderr[-2000:]}")
@@ -336,7 +336,7 @@ def main() -> None:
         results = compare(options) | {"options": {k: str(v) for k, v in vars(options).items()}}
     options.output.mkdir(parents=True, exist_ok=True)
     path = options.output / f"train_vision_{options.part}_{options.size}.json"
-    path.write_text(json.dumps(results, indent=1) + "\n")
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     print(f"\n{path}")
 
 

@@ -148,7 +148,7 @@ def main() -> None:
         results["language"] = {"title": title, "tokens_per_s": rates}
     options.output.mkdir(parents=True, exist_ok=True)
     path = options.output / "training_step.json"
-    path.write_text(json.dumps(results, indent=1) + "\n")
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     print(f"\n{path}")
 
 

@@ -8,6 +8,8 @@ import contextlib
 import torch
 from polyvision.kernels.selection import BACKENDS, VARIABLE, choose, obstacle, requested
 
+from polyvision.files import cache_folder
+
 __all__ = ["add_arguments", "describe", "run"]
 
 
@@ -31,7 +33,7 @@ def describe() -> str:
         lines.append(f"{device:<9} computes with {choose(device)!r}")
     with contextlib.suppress(build.BuildError):
         lines.append(f"compiler  {build.compiler()}")
-    lines.append(f"cache     {build.cache_directory()}")
+    lines.append(f"cache     {cache_folder()}")
     return "\n".join(lines)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import polyvision
 from polyvision.errors import PolyvisionError, unknown
+from polyvision.training.output import escape_output
 
 __all__ = ["main"]
 
@@ -123,6 +124,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code: 0, 2 for a mistake of the user, 128 + signal."""
     given = sys.argv[1:] if arguments is None else list(arguments)
+    escape_output()
     try:
         if given and not given[0].startswith("-") and given[0] not in _VERBS:
             raise unknown("verb", given[0], _VERBS)
@@ -138,3 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{' '.join(['polyvision', *given[:1]])}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
     return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

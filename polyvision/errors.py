@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
+from pathlib import Path
 
-__all__ = ["PolyvisionError", "did_you_mean", "first_line", "some", "unknown"]
+__all__ = ["PolyvisionError", "did_you_mean", "first_line", "looked_for", "some", "unknown"]
 
 
 class PolyvisionError(ValueError):
@@ -27,6 +29,17 @@ def unknown(what: str, name: str, choices: Iterable[str]) -> PolyvisionError:
     valid = sorted(choices)
     hint = did_you_mean(name, valid)
     return PolyvisionError(f"unknown {what} {name!r}.{hint} Valid: {', '.join(valid) or 'none'}.")
+
+
+def looked_for(path: str | os.PathLike[str]) -> str:
+    """Return where a path that is missing was looked for, to follow it; empty if it says so itself.
+
+    Example:
+        >>> looked_for("/data/images")
+        ''
+    """
+    absolute = Path(path).expanduser().absolute()
+    return "" if str(absolute) == os.fspath(path) else f" (looked for {absolute})"
 
 
 def some(names: Iterable[str], limit: int = 5) -> str:

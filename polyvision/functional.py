@@ -3,6 +3,9 @@
 Coefficients ascend: ``weight[i]`` multiplies the power ``i + 1``. Inputs may have any layout; the
 computation runs in fp32 (fp64 for fp64) and the result has the dtype of ``x``.
 
+The functions are single steps in a graph of ``torch.fx``, which knows those of this file by
+``torch.fx.wrap``; for a name imported into another file call ``torch.fx.wrap("poly_norm")`` there.
+
 Source: Zhuo et al., "Polynomial Composition Activations: Unleashing the Dynamics of Large Language
 Models", 2024, https://arxiv.org/abs/2411.03884.
 """
@@ -31,6 +34,9 @@ __all__ = [
 
 MAX_ORDER = 8
 _COEFFICIENTS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+for _name in ("poly_norm", "poly_norm_apply", "poly_norm_stats", "poly_relu", "poly_relu_norm"):
+    torch.fx.wrap(_name)
 
 
 def poly_norm(
@@ -290,7 +296,9 @@ def ffn_down(
         >>> ffn_down(h, w, torch.nn.functional.silu).shape
         torch.Size([2, 4])
     """
-    inputs = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+    inputs = (inputs,) if isinstance(inputs, Tensor | torch.fx.Proxy) else tuple(inputs)
+    if any(isinstance(x, torch.fx.Proxy) for x in inputs):  # the same function, without keeping
+        return torch.nn.functional.linear(activation(*inputs), weight, bias)
     return kernels.ffn_down(inputs, weight, activation, bias)
 
 

@@ -14,6 +14,10 @@ if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
     # Tests side by side share the cores; torch and the scripts that tests start read this.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(workers))))
 
+# OpenMP threads of GCC's runtime spin for milliseconds after each parallel loop, and take the cores
+# from the tests beside them. The runtime reads this once, when torch is imported.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
 import torch
 
 import polyvision

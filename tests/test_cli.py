@@ -1,6 +1,7 @@
 """The command line itself: what every verb shares."""
 
 import os
+import runpy
 import subprocess
 import sys
 import types
@@ -52,3 +53,19 @@ def test_version(capsys):
     with pytest.raises(SystemExit, match="0"):
         cli.main(["--version"])
     assert capsys.readouterr().out == f"polyvision {polyvision.__version__}\n"
+
+
+@pytest.mark.parametrize("module", ["polyvision", "polyvision.cli"])
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+def test_python_dash_m_runs_the_command(
+    module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["polyvision", "env"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(module, run_name="__main__")
+    assert ended.value.code == 0
+    assert "devices" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["polyvision", "no-such-verb"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(module, run_name="__main__")
+    assert ended.value.code == 2

@@ -22,7 +22,9 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["BuildError", "cache_directory", "compiler", "library", "library_path"]
+from polyvision.files import cache_folder
+
+__all__ = ["BuildError", "compiler", "library", "library_path"]
 
 _HERE = Path(__file__).parent
 _SOURCES = ("kernels.cpp", "norm.h", "relu.h", "strips.h", "vectors.h")
@@ -31,13 +33,6 @@ _TIMEOUT_S = 600
 
 class BuildError(RuntimeError):
     """The kernels cannot be built or loaded here; the text says why."""
-
-
-def cache_directory() -> Path:
-    """Return ``$POLYVISION_CACHE``, ``$XDG_CACHE_HOME/polyvision`` or ``~/.cache/polyvision``."""
-    if path := os.environ.get("POLYVISION_CACHE"):
-        return Path(path)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polyvision"
 
 
 def compiler() -> str:
@@ -68,7 +63,7 @@ def _flags() -> list[str]:
 def _cpu() -> str:
     """Return what ``-march=native`` depends on."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor()
     wanted = ("flags", "Features", "model name", "CPU part")
@@ -82,11 +77,13 @@ def library_path() -> Path:
         BuildError: there is no compiler, whose version is part of the name.
     """
     command = compiler()
-    version = subprocess.run([command, "--version"], capture_output=True, text=True, check=False)
+    version = subprocess.run(
+        [command, "--version"], capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
     parts = [version.stdout, *_flags(), _cpu(), torch.__version__]
-    parts += [(_HERE / name).read_text() for name in _SOURCES]
+    parts += [(_HERE / name).read_text(encoding="utf-8") for name in _SOURCES]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    return cache_directory() / f"cpu-{digest}.so"
+    return cache_folder() / f"cpu-{digest}.so"
 
 
 def _build(path: Path) -> None:
@@ -97,7 +94,12 @@ def _build(path: Path) -> None:
     command = [compiler(), *_flags(), str(_HERE / _SOURCES[0]), "-o", name]
     try:
         result = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            check=False,
         )
         if result.returncode != 0:
             lines = [line for line in result.stderr.splitlines() if "error" in line]
@@ -114,7 +116,7 @@ def _build_alone(path: Path) -> None:
     import fcntl  # POSIX only, like the rest of this build
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_suffix(".lock"), "w") as lock:
+    with open(path.with_suffix(".lock"), "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
             _build(path)

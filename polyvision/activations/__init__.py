@@ -1,6 +1,6 @@
 """Activations as modules, and the registry that names them."""
 
-from polyvision.activations.baselines import GEGLU, GELU, GLU, ReGLU, ReLU, ReLU2, SiLU, SwiGLU
+from polyvision.activations.baselines import GEGLU, GLU, ReGLU, ReLU2, SwiGLU
 from polyvision.activations.polynomial import (
     PolyCom,
     PolyNorm,
@@ -14,6 +14,7 @@ from polyvision.activations.registry import (
     activation_info,
     activation_modules,
     activation_names,
+    activation_origin,
     create_activation,
     is_activation,
     register_activation,
@@ -21,7 +22,6 @@ from polyvision.activations.registry import (
 
 __all__ = [
     "GEGLU",
-    "GELU",
     "GLU",
     "ActivationInfo",
     "PolyCom",
@@ -31,13 +31,12 @@ __all__ = [
     "PolyReLU",
     "PolyReLUNorm",
     "ReGLU",
-    "ReLU",
     "ReLU2",
-    "SiLU",
     "SwiGLU",
     "activation_info",
     "activation_modules",
     "activation_names",
+    "activation_origin",
     "create_activation",
     "is_activation",
     "register_activation",

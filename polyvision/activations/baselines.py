@@ -1,4 +1,8 @@
-"""The baselines of the paper: pointwise activations, and gated ones for feed-forward networks."""
+"""The baselines of the paper: pointwise activations, and gated ones for feed-forward networks.
+
+What torch has is torch's own class, since other tools look for it: captum's DeepLift, quantization
+and fusion know ``nn.ReLU`` by its type. Only ``inplace`` is ignored, whatever timm asks for.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,9 @@ from torch import Tensor, nn
 
 from polyvision.activations.registry import register_activation
 
-__all__ = ["GEGLU", "GELU", "GLU", "ReGLU", "ReLU", "ReLU2", "SiLU", "SwiGLU"]
+__all__ = ["GEGLU", "GLU", "ReGLU", "ReLU2", "SwiGLU"]
 
 _SHAZEER = "Shazeer 2020, https://arxiv.org/abs/2002.05202"
-
-
-class _Pointwise(nn.Module):
-    """A module without parameters that never works in place, whatever timm asks for."""
-
-    def __init__(self, inplace: bool = False) -> None:
-        super().__init__()
 
 
 @register_activation(
@@ -25,12 +22,9 @@ class _Pointwise(nn.Module):
     source="Nair and Hinton 2010, https://www.cs.toronto.edu/~hinton/absps/reluICML.pdf",
     formula="max(x, 0)",
 )
-class ReLU(_Pointwise):
-    """Rectifier, max(x, 0)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the activation to ``x``."""
-        return F.relu(x)
+def _relu(inplace: bool = False) -> nn.ReLU:
+    """Rectifier, max(x, 0): ``torch.nn.ReLU``, never in place."""
+    return nn.ReLU()
 
 
 @register_activation(
@@ -39,8 +33,11 @@ class ReLU(_Pointwise):
     source="So et al. 2021, https://arxiv.org/abs/2109.08668",
     formula="max(x, 0)^2",
 )
-class ReLU2(_Pointwise):
-    """Squared rectifier, max(x, 0)^2."""
+class ReLU2(nn.Module):
+    """Squared rectifier, max(x, 0)^2; ``inplace`` is accepted and ignored."""
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__()
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the activation to ``x``."""
@@ -53,12 +50,9 @@ class ReLU2(_Pointwise):
     source="Hendrycks and Gimpel 2016, https://arxiv.org/abs/1606.08415",
     formula="x Phi(x)",
 )
-class GELU(_Pointwise):
-    """Gaussian error linear unit in its exact form, x Phi(x)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the activation to ``x``."""
-        return F.gelu(x)
+def _gelu(inplace: bool = False) -> nn.GELU:
+    """Gaussian error linear unit in its exact form, x Phi(x): ``torch.nn.GELU``, never in place."""
+    return nn.GELU()
 
 
 @register_activation(
@@ -67,12 +61,9 @@ class GELU(_Pointwise):
     source="Elfwing et al. 2017, https://arxiv.org/abs/1702.03118",
     formula="x sigmoid(x)",
 )
-class SiLU(_Pointwise):
-    """Sigmoid-weighted linear unit, x sigmoid(x)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the activation to ``x``."""
-        return F.silu(x)
+def _silu(inplace: bool = False) -> nn.SiLU:
+    """Sigmoid-weighted linear unit, x sigmoid(x): ``torch.nn.SiLU``, never in place."""
+    return nn.SiLU()
 
 
 @register_activation("glu", kind="gated", source=_SHAZEER, formula="sigmoid(gate) * up")

@@ -10,12 +10,13 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from polyvision import functional
+from polyvision.activations.coefficients import Polynomial, integer
 from polyvision.activations.registry import (
     activation_names,
     create_activation,
@@ -23,58 +24,32 @@ from polyvision.activations.registry import (
 )
 from polyvision.errors import PolyvisionError, unknown
 
-__all__ = ["PolyCom", "PolyNorm", "PolyNorm2d", "PolyPReLU", "PolyReLU", "PolyReLUNorm"]
+__all__ = [
+    "PolyCom",
+    "PolyNorm",
+    "PolyNorm2d",
+    "PolyPReLU",
+    "PolyReLU",
+    "PolyReLUNorm",
+]
 
 _PAPER = "Zhuo et al. 2024, https://arxiv.org/abs/2411.03884"
 
 
-def _integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+class _PReLU(nn.PReLU):
+    """PReLU in the dtype of its input, which PolyCom has widened, whatever that of the slope."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return nn.functional.prelu(input, self.weight.to(input.dtype))
 
 
-class _Polynomial(nn.Module):
-    """The coefficients of the family: ``weight`` of shape (order,) and ``bias`` of shape (1,).
-
-    With ``groups`` there is a set for each group of rows: (groups, order) and (groups, 1).
-    """
-
-    def __init__(
-        self,
-        order: int,
-        bias: bool,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-        groups: int | None = None,
-    ) -> None:
-        super().__init__()
-        if not _integer(order) or not 1 <= order <= functional.MAX_ORDER:
-            raise ValueError(
-                f"{type(self).__name__}: order must be an integer from 1 to "
-                f"{functional.MAX_ORDER}, got {order!r}"
-            )
-        if not isinstance(bias, bool):
-            raise ValueError(f"{type(self).__name__}: bias must be True or False, got {bias!r}")
-        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise ValueError(
-                f"{type(self).__name__}: dtype must be a floating-point torch.dtype, got {dtype!r}"
-            )
-        if groups is not None and (not _integer(groups) or groups < 1):
-            raise ValueError(
-                f"{type(self).__name__}: groups must be a positive integer or None, got {groups!r}"
-            )
-        self.order, self.groups = order, groups
-        sets = () if groups is None else (groups,)
-        self.weight = nn.Parameter(torch.empty(*sets, order, device=device, dtype=dtype))
-        self.bias = (
-            nn.Parameter(torch.empty(*sets, 1, device=device, dtype=dtype)) if bias else None
-        )
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Set every coefficient to 1/order and the bias to 0, the paper's initial values."""
-        nn.init.constant_(self.weight, 1.0 / self.order)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+# Bases that the paper names beside ReLU and SiLU, which are registered, and the one that makes
+# PolyCom a plain polynomial.
+_PLAIN_BASES: dict[str, Callable[[], nn.Module]] = {
+    "identity": nn.Identity,
+    "prelu": _PReLU,
+    "sigmoid": nn.Sigmoid,
+}
 
 
 @register_activation(
@@ -83,7 +58,7 @@ class _Polynomial(nn.Module):
     source=_PAPER,
     formula="sum_i w_i x^i / rms(x^i) + b",
 )
-class PolyNorm(_Polynomial):
+class PolyNorm(Polynomial):
     r"""PolyNorm: powers of the input, each normalised over ``dim``, in a learned combination.
 
     .. math:: y = \sum_{i=1}^{r} w_{i-1}\, x^i / \sqrt{\mathrm{mean}_{dim}(x^{2i}) + \epsilon} + b
@@ -111,6 +86,8 @@ class PolyNorm(_Polynomial):
         torch.Size([4, 8])
     """
 
+    _function = "PolyNorm"
+
     def __init__(
         self,
         inplace: bool = False,
@@ -128,7 +105,7 @@ class PolyNorm(_Polynomial):
             raise ValueError(
                 f"{type(self).__name__}: eps must be a finite number greater than 0, got {eps!r}"
             )
-        if not _integer(dim):
+        if not integer(dim):
             raise ValueError(f"{type(self).__name__}: dim must be an integer, got {dim!r}")
         self.eps = eps
         self.dim = dim
@@ -186,6 +163,8 @@ class PolyReLUNorm(PolyNorm):
         [[0.0, 0.0]]
     """
 
+    _function = "PolyReLUNorm"
+
     def forward(self, x: Tensor, group: Tensor | None = None) -> Tensor:
         """Apply the activation to ``x``; ``group`` names the coefficients of each row."""
         return functional.poly_relu_norm(
@@ -199,13 +178,13 @@ class PolyReLUNorm(PolyNorm):
     source=_PAPER,
     formula="sum_i w_i max(x, 0)^i + b",
 )
-class PolyReLU(_Polynomial):
+class PolyReLU(Polynomial):
     r"""PolyReLU: a learned polynomial of the rectified input.
 
     .. math:: y = \sum_{i=1}^{r} w_{i-1}\, \max(x, 0)^i + b
 
-    Nothing bounds the powers: with order 3 an fp16 output overflows near x = 58. Prefer PolyNorm in
-    networks without normalisation before the activation.
+    Nothing bounds the powers: with order 3 an fp16 output overflows near x = 58. Prefer PolyNorm or
+    ``init="base"`` where no normalisation stands before the activation, as on a residual path.
 
     Args:
         inplace: accepted and ignored.
@@ -214,6 +193,7 @@ class PolyReLU(_Polynomial):
         device: where the coefficients live.
         dtype: dtype of the coefficients.
         groups: as for ``PolyNorm``.
+        init: ``equal`` for coefficients 1/order, the paper's; ``base`` for (1, 0, ..., 0), ReLU.
 
     Raises:
         ValueError: a value is out of range.
@@ -222,6 +202,8 @@ class PolyReLU(_Polynomial):
         >>> PolyReLU(order=2)(torch.tensor([-1.0, 2.0])).tolist()
         [0.0, 3.0]
     """
+
+    _function = "PolyReLU"
 
     def __init__(
         self,
@@ -232,8 +214,9 @@ class PolyReLU(_Polynomial):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         groups: int | None = None,
+        init: Literal["equal", "base"] = "equal",
     ) -> None:
-        super().__init__(order, bias, device, dtype, groups)
+        super().__init__(order, bias, device, dtype, groups, init)
 
     def forward(self, x: Tensor, group: Tensor | None = None) -> Tensor:
         """Apply the activation to ``x``; ``group`` names the coefficients of each row."""
@@ -250,7 +233,7 @@ class PolyReLU(_Polynomial):
     source=_PAPER,
     formula="sum_i w_i (max(x, 0) + s min(x, 0))^i + b",
 )
-class PolyPReLU(_Polynomial):
+class PolyPReLU(Polynomial):
     r"""PolyPReLU: a learned polynomial of PReLU, whose slope for negative inputs is learned too.
 
     .. math:: y = \sum_{i=1}^{r} w_{i-1}\, (\max(x, 0) + s \min(x, 0))^i + b
@@ -262,6 +245,7 @@ class PolyPReLU(_Polynomial):
         slope: initial value of s; the paper gives none, this is that of ``torch.nn.PReLU``.
         device: where the coefficients live.
         dtype: dtype of the coefficients.
+        init: ``equal`` for coefficients 1/order; ``base`` for (1, 0, ..., 0), PReLU.
 
     Raises:
         ValueError: a value is out of range.
@@ -270,6 +254,8 @@ class PolyPReLU(_Polynomial):
         >>> PolyPReLU(order=1)(torch.tensor([-4.0, 2.0])).tolist()
         [-1.0, 2.0]
     """
+
+    _function = "PolyPReLU"
 
     def __init__(
         self,
@@ -280,6 +266,7 @@ class PolyPReLU(_Polynomial):
         slope: float = 0.25,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        init: Literal["equal", "base"] = "equal",
     ) -> None:
         if (
             isinstance(slope, bool)
@@ -288,11 +275,11 @@ class PolyPReLU(_Polynomial):
         ):
             raise PolyvisionError(f"PolyPReLU: slope must be a finite number, got {slope!r}")
         self._initial_slope = slope
-        super().__init__(order, bias, device, dtype)
+        super().__init__(order, bias, device, dtype, init=init)
         self.slope = nn.Parameter(torch.full((1,), float(slope), device=device, dtype=dtype))
 
     def reset_parameters(self) -> None:
-        """Set the coefficients to 1/order, the bias to 0 and the slope to its initial value."""
+        """Set the coefficients to what ``init`` names, bias to 0, slope to its initial value."""
         super().reset_parameters()
         if "slope" in self._parameters:
             nn.init.constant_(self.slope, self._initial_slope)
@@ -312,7 +299,7 @@ class PolyPReLU(_Polynomial):
     source=_PAPER,
     formula="sum_i w_i rho(x)^i + b, or rho(x^i)",
 )
-class PolyCom(_Polynomial):
+class PolyCom(Polynomial):
     """Polynomial composition with any base function, equation 1 of the paper.
 
     Composed from torch operations, slower than the fused members of the family; it keeps only its
@@ -320,15 +307,17 @@ class PolyCom(_Polynomial):
 
     Args:
         inplace: accepted and ignored.
-        rho: the base: name of a registered pointwise activation, or (in Python only) a function or
-            module of one tensor, deterministic, such as ``torch.tanh``. A module's parameters are
-            learned; ``device`` and ``dtype`` leave it as it is. To pickle a PolyCom, its function
-            must be one that can be imported.
+        rho: the base: name of a registered pointwise activation, ``identity``, ``prelu`` or
+            ``sigmoid``, or (in Python only) a function or module of one tensor, deterministic, such
+            as ``torch.tanh``. A module's parameters are learned (of ``prelu`` its slope); those of
+            a module that is passed stay on their device and in their dtype. To pickle a PolyCom,
+            its function must be one that can be imported.
         kind: "I" for powers of rho(x), "II" for rho of the powers.
         order: highest power r, 1 to 8.
         bias: learn a constant term.
         device: where the coefficients live.
         dtype: dtype of the coefficients.
+        init: ``equal`` for coefficients 1/order; ``base`` for (1, 0, ..., 0), ``rho`` alone.
 
     Raises:
         ValueError: a value is out of range, there is no such activation, or ``rho`` is neither a
@@ -351,15 +340,30 @@ class PolyCom(_Polynomial):
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        init: Literal["equal", "base"] = "equal",
     ) -> None:
-        super().__init__(order, bias, device, dtype)
+        super().__init__(order, bias, device, dtype, init=init)
         if kind not in ("I", "II"):
             raise PolyvisionError(f"PolyCom: kind must be 'I' or 'II', got {kind!r}")
         self.kind = kind
         self.rho = _base(rho, device, dtype)
 
+    def function_name(self) -> str:
+        """Name the function that the coefficients belong to, with base and kind."""
+        base = getattr(self.rho, "__name__", type(self.rho).__name__).lstrip("_")
+        return f"PolyCom(rho={base}, kind={self.kind})"
+
+    def reset_parameters(self) -> None:
+        """Set the coefficients to 1/order and the bias to 0, and those of the base to its own."""
+        super().reset_parameters()
+        reset = getattr(getattr(self, "rho", None), "reset_parameters", None)
+        if reset is not None:
+            reset()
+
     def forward(self, x: Tensor) -> Tensor:
         """Apply the activation to ``x``."""
+        if isinstance(x, torch.fx.Proxy):
+            return self._step_of_a_graph(x)
         return functional.polycom(x, self.weight, self.bias, rho=self.rho, kind=self.kind)
 
     def extra_repr(self) -> str:
@@ -368,6 +372,15 @@ class PolyCom(_Polynomial):
         return f"{rho}kind={self.kind!r}, order={self.order}" + (
             "" if self.bias is not None else ", bias=False"
         )
+
+    def _step_of_a_graph(self, x: Any) -> Any:
+        """Enter the module as one step: a graph of torch.fx takes no function as an argument."""
+        name = x.tracer.path_of_module(self)
+        if not name:
+            raise PolyvisionError(
+                "PolyCom is a single step for torch.fx: trace the network that holds it"
+            )
+        return x.tracer.create_proxy("call_module", name, (x,), {})
 
 
 def _name(function: Callable[[Tensor], Tensor]) -> str:
@@ -380,9 +393,12 @@ def _base(
     dtype: torch.dtype | None,
 ) -> Callable[[Tensor], Tensor]:
     """Return the function that ``rho`` names or is."""
-    bases = activation_names("pointwise")
+    registered = activation_names("pointwise")
+    bases = sorted({*registered, *_PLAIN_BASES})
     if isinstance(rho, str):
-        if rho not in bases:
+        if rho in _PLAIN_BASES and rho not in registered:
+            return _PLAIN_BASES[rho]().to(device=device, dtype=dtype)
+        if rho not in registered:
             raise unknown("base (rho) of PolyCom", rho, bases)
         return create_activation(rho).to(device=device, dtype=dtype)
     if inspect.isclass(rho):

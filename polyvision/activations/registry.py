@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 import types
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -18,6 +19,7 @@ __all__ = [
     "activation_info",
     "activation_modules",
     "activation_names",
+    "activation_origin",
     "create_activation",
     "is_activation",
     "register_activation",
@@ -42,6 +44,7 @@ class ActivationInfo:
         formula: one line of plain text.
         factory: class or function that builds the module.
         options: a dataclass whose fields are the keywords a user may set, with their defaults.
+        module: name of the module that registered it.
     """
 
     name: str
@@ -50,9 +53,11 @@ class ActivationInfo:
     formula: str
     factory: Callable[..., nn.Module]
     options: type[Any]
+    module: str
 
 
 _REGISTRY: dict[str, ActivationInfo] = {}
+_MARK = "_polyvision_activation"  # attribute of a module made here: its registered name
 
 
 def register_activation(
@@ -68,12 +73,13 @@ def register_activation(
     """
     if kind not in get_args(Kind):
         raise unknown("activation kind", kind, get_args(Kind))
+    module = str(sys._getframe(1).f_globals.get("__name__"))
 
     def decorate(factory: Factory) -> Factory:
         if name in _REGISTRY:
             raise PolyvisionError(f"an activation named {name!r} is registered already")
         _REGISTRY[name] = ActivationInfo(
-            name, kind, source, formula, factory, _options_of(name, factory)
+            name, kind, source, formula, factory, _options_of(name, factory), module
         )
         return factory
 
@@ -125,7 +131,23 @@ def activation_info(name: str) -> ActivationInfo:
     try:
         return _REGISTRY[name]
     except KeyError:
-        raise unknown("activation", name, _REGISTRY) from None
+        raise PolyvisionError(
+            f"{unknown('activation', name, _REGISTRY)} One of your own is known once the module "
+            f"that registers it has been imported."
+        ) from None
+
+
+def activation_origin(name: str) -> str | None:
+    """Return the module of a user that registered an activation; for a script, its file.
+
+    None for one of this project, which is always there.
+    """
+    module = activation_info(name).module
+    if module.split(".")[0] == "polyvision":
+        return None
+    if module == "__main__":
+        return str(getattr(sys.modules["__main__"], "__file__", None) or "an interactive session")
+    return module
 
 
 def create_activation(name: str, **keywords: Any) -> nn.Module:
@@ -143,15 +165,30 @@ def create_activation(name: str, **keywords: Any) -> nn.Module:
     for keyword in keywords:
         if keyword not in valid:
             raise unknown(f"keyword of activation {name!r}", keyword, valid)
-    return info.factory(**keywords)
+    module = info.factory(**keywords)
+    setattr(module, _MARK, name)
+    return module
 
 
 def is_activation(module: nn.Module) -> bool:
-    """Tell whether ``module`` is of a registered class."""
+    """Tell whether ``module`` was made by ``create_activation`` or is of a registered class.
+
+    A class of torch that is registered does not count by itself: a network may have modules of its
+    own of that class.
+    """
     factories: list[Any] = [info.factory for info in _REGISTRY.values()]
-    return issubclass(type(module), tuple(f for f in factories if inspect.isclass(f)))
+    classes = [f for f in factories if inspect.isclass(f) and f.__module__.split(".")[0] != "torch"]
+    return hasattr(module, _MARK) or isinstance(module, tuple(classes))
 
 
 def activation_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the registered activations inside ``model`` by their dotted names."""
-    return {name: module for name, module in model.named_modules() if is_activation(module)}
+    """Return the activations inside ``model`` by their dotted names.
+
+    One inside another, such as the base of a PolyCom, is part of that other one.
+    """
+    found: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        inside = "" in found or name.startswith(tuple(f"{outer}." for outer in found))
+        if is_activation(module) and not inside:
+            found[name] = module
+    return found

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from polyvision.activations import activation_modules
+from polyvision.analysis.blocks import mean, total
 from polyvision.analysis.layers import (
     feature_dims,
+    forward,
     inference,
     layers,
     rows_of,
@@ -47,7 +49,7 @@ def zero_share(x: Tensor) -> float:
         >>> zero_share(torch.tensor([0.0, -0.0, 1e-30, 2.0]))
         0.5
     """
-    return float((x == 0).double().mean())
+    return int((x == 0).sum()) / x.numel()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +94,9 @@ def excess_kurtosis(x: Tensor) -> float:
         >>> excess_kurtosis(torch.tensor([-1.0, 1.0, -1.0, 1.0]))
         -2.0
     """
-    centred = x.double() - x.double().mean()
-    return float(centred.pow(4).mean() / centred.square().mean().square() - 3)
+    centre = mean(x)
+    fourth = mean(x, lambda block: (block - centre).square().square())
+    return float(fourth / mean(x, lambda block: (block - centre).square()).square() - 3)
 
 
 def state_extremes(state: Tensor) -> dict[str, float]:
@@ -120,7 +123,8 @@ def gradient_norms(model: nn.Module) -> dict[str, float]:
     squares: dict[str, float] = {}
     for name, parameter in model.named_parameters():
         owner = next((n for n in stack if name.startswith(f"{n}.")), name.split(".")[0])
-        square = 0.0 if parameter.grad is None else float(parameter.grad.double().square().sum())
+        gradient = parameter.grad
+        square = 0.0 if gradient is None else float(total(gradient, torch.square))
         squares[owner] = squares.get(owner, 0.0) + square
     return {name: square**0.5 for name, square in squares.items()}
 
@@ -189,7 +193,7 @@ def measure_health(
         at_layers[name] = {**state_extremes(state), "kurtosis": excess_kurtosis(state)}
 
     with inference(model), watch_outputs(sites, see_site), watch_outputs(stack, see_layer):
-        model(inputs)
+        forward(model, inputs)
     parts = neuron_parts(model)
     return Health(
         {name: at_sites[name] for name in sites if name in at_sites},
@@ -206,7 +210,7 @@ def _weights(model: nn.Module) -> dict[str, dict[str, float]]:
         for role, weight in matrices.items():
             if role in ("down", "weight"):
                 found[f"{name}.{role}" if role == "down" else name] = {
-                    "mean": float(weight.double().mean()),
-                    "negative_share": float((weight < 0).double().mean()),
+                    "mean": float(mean(weight)),
+                    "negative_share": int((weight < 0).sum()) / weight.numel(),
                 }
     return found

@@ -14,11 +14,13 @@ from polyvision.models.calls import Tracer
 from polyvision.models.inputs import Inputs, other_sizes
 from polyvision.models.moe import MoE
 from polyvision.models.sites import feature_dim
+from polyvision.models.transformer import Transformer
 
 __all__ = [
     "FeedForwardPart",
     "feature_dims",
     "feed_forwards",
+    "forward",
     "inference",
     "layers",
     "matrix",
@@ -164,6 +166,14 @@ def inference(model: nn.Module) -> Iterator[None]:
         model._compiled_call_impl = compiled
         for module, mode in modes.items():
             module.training = mode
+
+
+def forward(model: nn.Module, inputs: Tensor) -> None:
+    """Run ``model`` for what hooks see; a language model never holds all its logits."""
+    if isinstance(model, Transformer):
+        model(inputs, inputs)  # the loss takes a few logits at a time
+    else:
+        model(inputs)
 
 
 def feature_dims(model: nn.Module, inputs: Tensor, names: Sequence[str]) -> dict[str, int]:

@@ -6,6 +6,7 @@ Source: Zhuo et al. 2024, https://arxiv.org/abs/2411.03884 (section 4.4).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,11 +16,21 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from polyvision.analysis.layers import feature_dims, inference, layers, rows_of, watch_outputs
+from polyvision.analysis.layers import (
+    feature_dims,
+    forward,
+    inference,
+    layers,
+    rows_of,
+    watch_outputs,
+)
 from polyvision.analysis.result import Result
 from polyvision.errors import PolyvisionError
 
-__all__ = ["analyse_similarity", "cosine_matrix", "hidden_states"]
+__all__ = ["analyse_similarity", "cosine_matrix", "cosine_sums", "hidden_states"]
+
+# Elements in float64 at a time: 64 MiB.
+_ELEMENTS = 1 << 23
 
 
 def cosine_matrix(states: Sequence[Tensor]) -> Tensor:
@@ -40,31 +51,56 @@ def cosine_matrix(states: Sequence[Tensor]) -> Tensor:
         >>> cosine_matrix([torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1.0]])])[0, 1].item()
         0.7071067811865475
     """
-    directions = [F.normalize(state.double(), dim=-1, eps=1e-300) for state in states]
-    cosines = torch.full((len(states), len(states)), math.nan, dtype=torch.float64)
-    for i, a in enumerate(directions):
-        for j, b in enumerate(directions[: i + 1]):
-            if a.shape == b.shape:
-                cosines[i, j] = cosines[j, i] = (a * b).sum(-1).mean()
-    return cosines
+    tokens = torch.tensor([float(len(state)) for state in states], dtype=torch.float64)
+    return cosine_sums(states) / tokens
+
+
+def cosine_sums(states: Sequence[Tensor]) -> Tensor:
+    """Return the cosines of ``cosine_matrix`` summed over the tokens, not averaged.
+
+    A few tokens of all layers are in float64 at a time.
+    """
+    sums = torch.full((len(states), len(states)), math.nan, dtype=torch.float64)
+    shapes = [state.shape for state in states]
+    for shape in set(shapes):
+        places = [i for i, other in enumerate(shapes) if other == shape]
+        found = torch.zeros(len(places), len(places), dtype=torch.float64)
+        rows = max(1, _ELEMENTS // (len(places) * shape[1]))
+        for start in range(0, shape[0], rows):
+            parts = torch.stack([states[i][start : start + rows].double() for i in places])
+            flat = F.normalize(parts, dim=-1, eps=1e-300).flatten(1)  # (layers, rows x width)
+            found += (flat @ flat.T).cpu()
+        sums[torch.tensor(places)[:, None], torch.tensor(places)] = found
+    return sums
 
 
 def hidden_states(model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
     """Run ``model`` and return the state after each layer as (tokens, width), by layer name.
 
-    Tokens of an image are the places of the map: (B, C, H, W) gives B x H x W rows. Whether a map
-    is NCHW or channel-last is found as for activations, by running a twin of the network on fake
-    images of two sizes; a map that does not tell counts as NCHW.
+    A language model is run with its loss, which never holds all logits. Tokens of an image are the
+    places of the map: (B, C, H, W) gives B x H x W rows. Whether a map is NCHW or channel-last is
+    found as for activations, by running a twin of the network on fake images of two sizes; a map
+    that does not tell counts as NCHW.
 
     Raises:
         PolyvisionError: the network has no repeated layers.
     """
+    states = _states(model, _stack(model), inputs)
+    dims = feature_dims(model, inputs, list(states))
+    return {name: rows_of(state, dims.get(name)) for name, state in states.items()}
+
+
+def _stack(model: nn.Module) -> dict[str, nn.Module]:
     stack = layers(model)
     if not stack:
         raise PolyvisionError(
             f"{type(model).__name__} has no repeated layers (children of one class in a ModuleList "
             "or Sequential) whose hidden states could be compared"
         )
+    return stack
+
+
+def _states(model: nn.Module, stack: dict[str, nn.Module], inputs: Tensor) -> dict[str, Tensor]:
     states: dict[str, Tensor] = {}
 
     def see(name: str, _: tuple[Any, ...], output: Any) -> None:
@@ -72,9 +108,8 @@ def hidden_states(model: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
         states[name] = state.detach()
 
     with inference(model), watch_outputs(stack, see):
-        model(inputs)
-    dims = feature_dims(model, inputs, list(states))
-    return {name: rows_of(state, dims.get(name)) for name, state in states.items()}
+        forward(model, inputs)
+    return states
 
 
 def analyse_similarity(model: nn.Module, inputs: Tensor) -> Result:
@@ -85,29 +120,42 @@ def analyse_similarity(model: nn.Module, inputs: Tensor) -> Result:
     shape, as in a network with one block a stage, or the states are not finite, there is neither.
 
     Args:
-        model: the network; it runs in eval mode.
+        model: the network; it runs in eval mode, on one sample at a time: the states after all
+            layers of a whole batch would outweigh the network.
         inputs: one batch.
     """
-    states = hidden_states(model, inputs)
-    broken = [name for name, state in states.items() if not state.isfinite().all()]
-    cosines = cosine_matrix(list(states.values()))
-    names = list(states)
+    stack = _stack(model)
+    dims: dict[str, int] | None = None
+    sums: list[Tensor] = []
+    tokens: Counter[str] = Counter()
+    broken: set[str] = set()
+    for sample in torch.split(inputs, 1):
+        states = _states(model, stack, sample)
+        if dims is None:
+            dims = feature_dims(model, inputs, list(states))
+        rows = {name: rows_of(state, dims.get(name)) for name, state in states.items()}
+        broken |= {name for name, state in rows.items() if not state.isfinite().all()}
+        tokens.update({name: len(state) for name, state in rows.items()})
+        sums.append(cosine_sums(list(rows.values())))
+    names = list(rows)
+    counts = torch.tensor([float(tokens[name]) for name in names], dtype=torch.float64)
+    cosines = torch.stack(sums).sum(0) / counts
     below = cosines[torch.ones_like(cosines, dtype=torch.bool).tril(-1)]
     scalars = {
         "mean": float(below.nanmean()),
         "neighbours": float(cosines.diagonal(1).nanmean()),
     }
-    tokens = {name: len(state) for name, state in states.items()}
-    widths = [state.shape[-1] for state in states.values()]
+    widths = [state.shape[-1] for state in rows.values()]
     scalars = {name: value for name, value in scalars.items() if not math.isnan(value)}
     shown = ", ".join(f"{name} {value:.4f}" for name, value in scalars.items())
-    why = f"the state after {broken[0]} is not finite" if broken else "no two have the same shape"
+    first = next((name for name in names if name in broken), None)
+    why = f"the state after {first} is not finite" if first else "no two have the same shape"
     text = (
         f"cosine of hidden states after {len(names)} layers of width "
         f"{', '.join(map(str, dict.fromkeys(widths)))} ({max(tokens.values())} tokens): "
         f"{shown or why}"
     )
-    data = {"layers": names, "tokens": tokens, "cosine": cosines.tolist()}
+    data = {"layers": names, "tokens": dict(tokens), "cosine": cosines.tolist()}
     return Result("similarity", scalars, data, _figure(names, cosines), text)
 
 

@@ -7,10 +7,11 @@ seeds these per sample repeats every image exactly.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from PIL.Image import Image
+from PIL.Image import Image, Resampling
 from timm.data import create_transform
 from torch import Tensor
 from torchvision import transforms
@@ -143,11 +144,49 @@ def eval_transform(
     augment: Augment, image_size: int, mean: Sequence[float], std: Sequence[float]
 ) -> Transform:
     """Build the transform of validation: resize the shorter side, crop the centre, normalise."""
-    transform: Transform = create_transform(
+    interpolation = "bicubic" if augment.interpolation == "random" else augment.interpolation
+    whole = create_transform(
         image_size,
-        interpolation="bicubic" if augment.interpolation == "random" else augment.interpolation,
+        interpolation=interpolation,
         crop_pct=augment.crop_pct,
         mean=tuple(mean),
         std=tuple(std),
     )
+    shorter = math.floor(image_size / augment.crop_pct)  # what timm resizes it to
+    transform: Transform = transforms.Compose([_ThinImages(shorter, interpolation), whole])
     return transform
+
+
+# Of a longer image only the middle is resized: 20,000 x 1 pixels would become 5,120,000 x 256.
+_LONGEST = 8
+
+
+class _ThinImages:
+    """Resize the middle of a thin image, which is all that the crop after it keeps of one.
+
+    Others stay as they are. What is resized here has the size that ``Resize`` asks for on its
+    shorter side, which then changes nothing, and its pixels are those of the whole resized image,
+    but for the order in which Pillow rounds rows and columns.
+
+    Args:
+        shorter: the shorter side after resizing.
+        interpolation: name of the method.
+    """
+
+    def __init__(self, shorter: int, interpolation: str) -> None:
+        self.shorter = shorter
+        self.method = Resampling[interpolation.upper()]
+
+    def __call__(self, image: Image) -> Image:
+        short, long = sorted(image.size)
+        if long <= _LONGEST * short:
+            return image
+        whole = int(self.shorter * long / short)
+        # The central crop rounds halves to even: the same remainder gives it the same place.
+        kept = self.shorter + (whole - self.shorter) % 4
+        first = (whole - kept) // 2
+        begin, end = (place * long / whole for place in (first, first + kept))
+        wide = image.width > image.height
+        size = (kept, self.shorter) if wide else (self.shorter, kept)
+        box = (begin, 0, end, short) if wide else (0, begin, short, end)
+        return image.resize(size, self.method, box=box)

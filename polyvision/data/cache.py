@@ -17,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+from polyvision.files import cache_folder
+
 __all__ = ["Arrays", "cache_folder", "cached_arrays"]
 
 Arrays = dict[str, np.ndarray]
@@ -25,15 +27,6 @@ Arrays = dict[str, np.ndarray]
 _LEFT_SECONDS = 3600.0
 
 _log = logging.getLogger(__name__)
-
-
-def cache_folder() -> Path:
-    """Return ``$POLYVISION_CACHE``, else ``polyvision`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
-    own = os.environ.get("POLYVISION_CACHE")
-    if own:
-        return Path(own).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base) / "polyvision"
 
 
 def cached_arrays(path: Path, build: Callable[[], Arrays]) -> Arrays:

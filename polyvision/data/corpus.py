@@ -12,7 +12,7 @@ import numpy as np
 
 from polyvision.data.shards import Shard, open_shard, verify_shard
 from polyvision.data.tokenizers import Tokenizer, tokenizer_from_json
-from polyvision.errors import PolyvisionError, did_you_mean
+from polyvision.errors import PolyvisionError, did_you_mean, looked_for
 
 __all__ = ["INDEX", "INDEX_VERSION", "PROGRESS", "TOKENIZER", "Corpus", "Part", "verify_corpus"]
 
@@ -141,7 +141,7 @@ def _read_index(folder: Path, place: str) -> dict[str, Any]:
         what = "is a file" if folder.is_file() else "does not exist"
         near = [str(p) for p in folder.parent.glob("*") if p.is_dir()]
         raise PolyvisionError(
-            f"{place} {what}; name a folder that polyvision prepare-text wrote."
+            f"{place} {what}{looked_for(folder)}; name a folder that polyvision prepare-text wrote."
             f"{did_you_mean(str(folder), near)}"
         )
     path = folder / INDEX

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyvision.data.decode import EXTENSIONS
+from polyvision.data.image_identity import array_digest, digest
 from polyvision.data.image_names import Names
 from polyvision.errors import PolyvisionError, some
 
@@ -152,3 +153,7 @@ class ImageFiles:
     def labels(self) -> NDArray[np.int64]:
         """Return the label of every image."""
         return self._labels
+
+    def identity(self) -> str:
+        """Return a hash of the paths below the root, and of the labels."""
+        return digest([self._names.digest(), array_digest(self._labels)])

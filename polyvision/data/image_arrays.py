@@ -10,9 +10,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from polyvision.data.augment import Augment
+from polyvision.data.image_identity import array_digest, digest
 from polyvision.data.image_sets import ImageData, Request, Sample, describe
 
 __all__ = ["ArrayImages", "array_data"]
+
+Pixels = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 class ArrayImages(Dataset[Sample | None]):
@@ -27,6 +30,7 @@ class ArrayImages(Dataset[Sample | None]):
         labels: int64 of shape (n,).
         request: size, augmentation and normalisation.
         training: augment.
+        beside: images and labels that validate, which belong to the fingerprint of the set.
     """
 
     def __init__(
@@ -36,11 +40,13 @@ class ArrayImages(Dataset[Sample | None]):
         request: Request,
         *,
         training: bool,
+        beside: Pixels | None = None,
     ) -> None:
         assert images.dtype == np.uint8
         assert len(images) == len(labels)
         self.images = images
         self.labels = labels
+        self.beside = beside
         self.transform = request.train_transform if training else request.val_transform
         self.flip = request.augment.hflip if training else 0.0
         self._levels = _levels(request) if self._keeps_pixels(request, training) else None
@@ -62,6 +68,12 @@ class ArrayImages(Dataset[Sample | None]):
         if self.flip and torch.rand(()).item() < self.flip:
             pixels = pixels[:, ::-1]
         return _look_up(self._levels, pixels), label
+
+    def fingerprint(self) -> str:
+        """Return a hash of the pixels and labels of training and validation images."""
+        return digest(
+            array_digest(array) for array in (self.images, self.labels, *(self.beside or ()))
+        )
 
 
 def _only_flips(augment: Augment) -> bool:
@@ -94,14 +106,14 @@ def _look_up(levels: NDArray[np.float32], pixels: NDArray[np.uint8]) -> Tensor:
 
 def array_data(
     request: Request,
-    train: tuple[NDArray[np.uint8], NDArray[np.int64]],
-    val: tuple[NDArray[np.uint8], NDArray[np.int64]],
+    train: Pixels,
+    val: Pixels,
     classes: list[str],
     what: str,
 ) -> ImageData:
     """Make a data set of (images, labels) in memory; ``what`` begins its description."""
     return ImageData(
-        train=ArrayImages(*train, request, training=True),
+        train=ArrayImages(*train, request, training=True, beside=val),
         val=ArrayImages(*val, request, training=False),
         classes=classes,
         image_size=request.image_size,

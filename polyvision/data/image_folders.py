@@ -8,7 +8,7 @@ from pathlib import Path
 from polyvision.data.folder import ClassTree, ImageFiles, scan_class_tree, split_class_tree
 from polyvision.data.image_sets import ImageData, Request
 from polyvision.data.image_strict import strict_data
-from polyvision.errors import PolyvisionError, some
+from polyvision.errors import PolyvisionError, looked_for, some
 
 __all__ = ["existing_folder", "folder_data", "load_folder", "load_imagenet"]
 
@@ -97,7 +97,8 @@ def existing_folder(name: str, root: str | None, layout: str) -> Path:
     if not folder.is_dir():
         state = "is a file" if folder.exists() else "does not exist"
         raise PolyvisionError(
-            f"the image folder {root} {state}; data.root is the folder with {layout}"
+            f"the image folder {root} {state}{looked_for(root)}; data.root is the folder with "
+            f"{layout}"
         )
     return folder
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from timm.data.readers import create_reader
 
+from polyvision.data.image_identity import array_digest, digest
 from polyvision.data.image_sets import ImageData, Request
 from polyvision.data.image_strict import strict_data
 from polyvision.errors import PolyvisionError
@@ -65,6 +66,10 @@ class HubImages:
     def labels(self) -> NDArray[np.int64]:
         """Return the label of every image."""
         return self._labels
+
+    def identity(self) -> str:
+        """Return a hash of the labels; images have no names here."""
+        return array_digest(self._labels)
 
 
 def load_hfds(
@@ -125,10 +130,16 @@ class TensorFlowImages:
         what: name and split, for people.
         image_key: feature of the image.
         label_key: feature of the label.
+        version: name and version of the dataset, in the words of the library.
     """
 
     def __init__(
-        self, open_records: Callable[[], Any], what: str, image_key: str, label_key: str
+        self,
+        open_records: Callable[[], Any],
+        what: str,
+        image_key: str,
+        label_key: str,
+        version: str = "",
     ) -> None:
         self.open_records = open_records
         self._records = open_records()
@@ -137,6 +148,7 @@ class TensorFlowImages:
         self.what = what
         self.image_key = image_key
         self.label_key = label_key
+        self.version = version
 
     def __len__(self) -> int:
         return self._length
@@ -155,6 +167,10 @@ class TensorFlowImages:
     def labels(self) -> None:
         """Return None: labels lie in the same records as the images."""
         return None
+
+    def identity(self) -> str:
+        """Return a hash of the name, version and length of the split; nothing is read."""
+        return digest([self.what, self.version, str(self._length)])
 
 
 def load_tfds(
@@ -191,6 +207,7 @@ def load_tfds(
                 f"{dataset}[{split}]",
                 image_key,
                 label_key,
+                str(getattr(builder.info, "full_name", "")),
             )
             for split in (train, val)
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable
 
@@ -32,3 +33,9 @@ class Names:
         if not 0 <= index < len(self):
             raise IndexError(index)
         return os.fsdecode(self._bytes[self._ends[index] : self._ends[index + 1]].tobytes())
+
+    def digest(self) -> str:
+        """Return a hash of all names in order."""
+        whole = hashlib.blake2b(self._bytes.data, digest_size=8)
+        whole.update(self._ends.data)
+        return whole.hexdigest()

@@ -9,11 +9,16 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from polyvision.data.augment import Augment, Transform, eval_transform, train_transform
+from polyvision.data.image_skips import SkippedImages
 from polyvision.errors import PolyvisionError
 
 __all__ = ["ImageData", "Request", "Sample", "collate", "describe"]
 
 Sample = tuple[Tensor, int]
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +34,8 @@ class ImageData:
         description: one line for the plan.
         notes: what was ignored while the data was listed, one sentence each.
         in_chans: channels of the images.
-        unreadable: names the training images skipped so far because they cannot be read.
+        skipped: the training images left out because they cannot be read; None where none can be.
+        check: looks quickly at the validation images, and raises an error if some are no images.
     """
 
     train: Dataset[Sample | None]
@@ -39,7 +45,12 @@ class ImageData:
     description: str
     notes: list[str] = dataclasses.field(default_factory=list)
     in_chans: int = 3
-    unreadable: Callable[[], list[str]] = list
+    skipped: SkippedImages | None = None
+    check: Callable[[], None] = _nothing
+
+    def unreadable(self) -> list[str]:
+        """Name the training images skipped so far because they cannot be read."""
+        return [] if self.skipped is None else self.skipped.names()
 
 
 @dataclasses.dataclass(frozen=True)

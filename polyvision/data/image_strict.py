@@ -6,43 +6,22 @@ in validation, where a missing image would change the result, it is an error.
 
 from __future__ import annotations
 
-import logging
+import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import BinaryIO, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from polyvision.data.augment import Transform
-from polyvision.data.decode import UnreadableImageError, decode_image
+from polyvision.data.decode import UnreadableImageError, check_header, decode_image
+from polyvision.data.image_identity import content_digests, digest
 from polyvision.data.image_sets import ImageData, Request, Sample, describe
+from polyvision.data.image_skips import SkippedImages
+from polyvision.data.image_source import Source
 from polyvision.errors import PolyvisionError, some
 
-__all__ = ["Source", "StrictImages", "strict_data"]
-
-_log = logging.getLogger(__name__)
-
-
-class Source(Protocol):
-    """Encoded images by index.
-
-    Whatever grows with the number of images is held in arrays, which worker processes share.
-    """
-
-    def __len__(self) -> int:
-        """Number of images."""
-
-    def read(self, index: int) -> tuple[Path | BinaryIO, int]:
-        """Return a file to decode, or its content, and the label."""
-
-    def name(self, index: int) -> str:
-        """Name an image so that a person finds it."""
-
-    def labels(self) -> NDArray[np.int64] | None:
-        """Return all labels, or None where that would mean to read the images."""
+__all__ = ["StrictImages", "strict_data"]
 
 
 class StrictImages(Dataset[Sample | None]):
@@ -52,18 +31,25 @@ class StrictImages(Dataset[Sample | None]):
         source: the encoded images.
         transform: from an upright RGB image to a tensor.
         classes: number of classes.
-        max_unreadable: how many unreadable images training may skip; None makes the first an error.
+        skipped: counts the unreadable images that training leaves out; None makes the first an
+            error.
+        beside: the source that validates, which belongs to the fingerprint of the set.
     """
 
     def __init__(
-        self, source: Source, transform: Transform, *, classes: int, max_unreadable: int | None
+        self,
+        source: Source,
+        transform: Transform,
+        *,
+        classes: int,
+        skipped: SkippedImages | None = None,
+        beside: Source | None = None,
     ) -> None:
         self.source = source
         self.transform = transform
         self.classes = classes
-        self.max_unreadable = max_unreadable
-        self._unreadable = torch.zeros(len(source), dtype=torch.bool)
-        self._unreadable.share_memory_()  # type: ignore[no-untyped-call]
+        self.skipped = skipped
+        self.beside = beside
 
     def __len__(self) -> int:
         return len(self.source)
@@ -79,33 +65,55 @@ class StrictImages(Dataset[Sample | None]):
             encoded, label = self.source.read(index)
             image = decode_image(encoded)
         except (UnreadableImageError, OSError) as error:
-            self._skip(index, error)
+            if self.skipped is None:
+                raise _unreadable(self.source, index, error) from error
+            self.skipped.add(index, error)
             return None
         if not 0 <= label < self.classes:
             raise _out_of_range(self.source, index, label, self.classes)
         return self.transform(image), label
 
-    def unreadable(self) -> list[str]:
-        """Name the images skipped so far, in all worker processes."""
-        return [self.source.name(index) for index in self._unreadable.nonzero().flatten().tolist()]
+    def fingerprint(self) -> str:
+        """Return a hash of the names and labels of training and validation images."""
+        return digest(source.identity() for source in self._sources())
 
-    def _skip(self, index: int, error: Exception) -> None:
-        name = self.source.name(index)
-        if self.max_unreadable is None:
-            raise PolyvisionError(
-                f"cannot read the validation image {name}: {error}. Repair or remove it."
-            ) from error
-        if self._unreadable[index]:
+    def contents(self) -> list[str | None]:
+        """Return hashes of the contents of some images of both; None for one that is unreadable."""
+        return [found for source in self._sources() for found in content_digests(source)]
+
+    def check_headers(self, seconds: float = 10.0) -> None:
+        """Read the headers of all images, or of as many as the time allows, evenly spread.
+
+        A source that gives no labels without reading its images is not read here either.
+
+        Raises:
+            PolyvisionError: some are no images, or too large.
+        """
+        if self.source.labels() is None:
             return
-        self._unreadable[index] = True
-        count = int(self._unreadable.sum())
-        if count > self.max_unreadable:
-            raise PolyvisionError(
-                f"{count} training images cannot be read, more than max_unreadable="
-                f"{self.max_unreadable}; the last is {name}: {error}. Repair or remove them, or "
-                "raise the limit."
-            ) from error
-        _log.warning("skipped unreadable training image %d: %s: %s", count, name, error)
+        end = time.monotonic() + seconds
+        broken: dict[int, UnreadableImageError | OSError] = {}
+        for index in np.random.default_rng(0).permutation(len(self)).tolist():
+            try:
+                check_header(self.source.read(index)[0])
+            except (UnreadableImageError, OSError) as error:
+                broken[index] = error
+            if time.monotonic() > end:
+                break
+        if broken:
+            first = min(broken)
+            more = f", and {len(broken) - 1:,} more" if len(broken) > 1 else ""
+            raise _unreadable(self.source, first, broken[first], more)
+
+    def _sources(self) -> list[Source]:
+        return [self.source] if self.beside is None else [self.source, self.beside]
+
+
+def _unreadable(source: Source, index: int, error: Exception, more: str = "") -> PolyvisionError:
+    return PolyvisionError(
+        f"cannot read the validation image {source.name(index)}: {error}{more}. Repair or remove "
+        f"{'them' if more else 'it'}."
+    )
 
 
 def strict_data(
@@ -133,21 +141,19 @@ def strict_data(
             raise PolyvisionError(f"{what}: there is no {side} image")
         _check_labels(source, len(classes))
     absent = _check_sides(train.labels(), val.labels(), classes, what)
-    train_set, val_set = (
-        StrictImages(source, transform, classes=len(classes), max_unreadable=limit)
-        for source, transform, limit in (
-            (train, request.train_transform, max_unreadable),
-            (val, request.val_transform, None),
-        )
-    )
+    skipped = SkippedImages(train, max_unreadable)
+    val_set = StrictImages(val, request.val_transform, classes=len(classes))
     return ImageData(
-        train=train_set,
+        train=StrictImages(
+            train, request.train_transform, classes=len(classes), skipped=skipped, beside=val
+        ),
         val=val_set,
         classes=classes,
         image_size=request.image_size,
         description=describe(what, len(train), len(val), len(classes)),
         notes=[*notes, *absent],
-        unreadable=train_set.unreadable,
+        skipped=skipped,
+        check=val_set.check_headers,
     )
 
 

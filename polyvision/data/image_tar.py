@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from polyvision.data.decode import EXTENSIONS
 from polyvision.data.folder import is_image
 from polyvision.data.image_folders import existing_folder
+from polyvision.data.image_identity import array_digest, digest
 from polyvision.data.image_names import Names
 from polyvision.data.image_sets import ImageData, Request
 from polyvision.data.image_strict import strict_data
@@ -81,6 +82,10 @@ class TarImages:
     def labels(self) -> NDArray[np.int64]:
         """Return the label of every image."""
         return self._labels
+
+    def identity(self) -> str:
+        """Return a hash of the names inside the archives, and of the labels."""
+        return digest([self._names.digest(), array_digest(self._labels)])
 
 
 def _members(archive: Path) -> Iterator[_Member]:
@@ -160,7 +165,9 @@ def _by_class(root: Path, names: Sequence[str], layout: str) -> dict[str, list[_
                 found.setdefault(above[-1], []).append(member)
         if found:
             return found
-    raise PolyvisionError(f"no image in {names[0]}.tar or {names[0]}/*.tar of {root}: {layout}")
+    raise PolyvisionError(
+        f"no image in {names[0]}.tar or {names[0]}/*.tar of {root.absolute()}: {layout}"
+    )
 
 
 _KEY = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)")  # WebDataset: the key ends at the first dot
@@ -200,7 +207,7 @@ def _shards(root: Path, side: str, pattern: str, label_key: str | None) -> TarIm
     shards = sorted(root.glob(pattern))
     if not shards:
         raise PolyvisionError(
-            f"no shard in {root} matches {pattern}; give data.options.{side}=<pattern>"
+            f"no shard in {root.absolute()} matches {pattern}; give data.options.{side}=<pattern>"
         )
     images: list[_Member] = []
     labels: list[int] = []

@@ -20,7 +20,7 @@ from polyvision.data.folder import scan_class_tree
 from polyvision.data.image_arrays import array_data
 from polyvision.data.image_folders import folder_data
 from polyvision.data.image_sets import ImageData, Request
-from polyvision.errors import PolyvisionError, unknown
+from polyvision.errors import PolyvisionError, looked_for, unknown
 
 __all__ = ["load_cifar10", "load_cifar100", "load_fashion_mnist", "load_imagenette"]
 
@@ -139,6 +139,7 @@ def _load_cifar(
 
 
 _IMAGENETTE = {"full": "imagenette2", "320px": "imagenette2-320", "160px": "imagenette2-160"}
+_IMAGENETTE_IMAGES = (9469, 3925)
 
 
 def load_imagenette(
@@ -169,7 +170,11 @@ def load_imagenette(
             f"{folder} is not whole: train/ has the classes {', '.join(train.classes)} and val/ "
             f"{', '.join(val.classes)}; Imagenette has {', '.join(_wnids())} in both"
         )
-    return folder_data(request, train, val, f"Imagenette, {size}", max_unreadable)
+    data = folder_data(request, train, val, f"Imagenette, {size}", max_unreadable)
+    if (len(train), len(val)) != _IMAGENETTE_IMAGES:  # as after a download that was broken off
+        whole = " + ".join(f"{count:,}" for count in _IMAGENETTE_IMAGES)
+        data.notes.append(f"Imagenette has {whole} images; {folder} has {len(train)} + {len(val)}")
+    return data
 
 
 def _wnids() -> list[str]:
@@ -194,9 +199,10 @@ def _root(name: str, root: str | None) -> Path:
 
 
 def _absent(name: str, root: str | None, missing: str) -> PolyvisionError:
+    where = "" if root is None else looked_for(root)
     return PolyvisionError(
-        f"data.root={root} holds {missing}. Give data.root=<folder with them>, or let torchvision "
-        f"fetch them: data={name} data.root=<folder> data.options.download=true"
+        f"data.root={root}{where} holds {missing}. Give data.root=<folder with them>, or let "
+        f"torchvision fetch them: data={name} data.root=<folder> data.options.download=true"
     )
 
 

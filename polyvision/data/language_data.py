@@ -6,8 +6,9 @@ It comes from a text that is prepared on the fly (``book``, ``text``) or from pr
 from __future__ import annotations
 
 import dataclasses
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from polyvision.data.corpus import Corpus, Part
@@ -21,6 +22,8 @@ __all__ = ["LanguageData", "load_language_data"]
 TrainWindows = TokenWindows | ShuffledWindows | MixedWindows
 ValWindows = TokenWindows | PartWindows
 _NAMES = ("book", "text", "shards")
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +161,11 @@ def _from_shards(
     if main:
         plan["val"] = f"main set (val/loss): {main}"
     return LanguageData(
-        train, sets[main], {key: sets[key] for key in rest}, first.tokenizer, plan | _lines(named)
+        train,
+        sets[main],
+        {key: sets[key] for key in rest},
+        first.tokenizer,
+        plan | _lines(named, corpora.values()),
     )
 
 
@@ -176,11 +183,24 @@ def _plan(corpora: Mapping[str, Corpus], train: TrainWindows) -> dict[str, str]:
     return plan
 
 
-def _lines(named: Mapping[str, Corpus]) -> dict[str, str]:
-    return {
-        f"val {key}": f"{corpus.folder}, {_describe(_val_part(corpus))}"
-        for key, corpus in named.items()
-    }
+def _lines(named: Mapping[str, Corpus], trained_on: Iterable[Corpus] = ()) -> dict[str, str]:
+    """Describe the named sets, and say and warn where one is validated on its training part."""
+    checksums = {c for corpus in trained_on for c in _checksums(corpus.parts["train"])}
+    lines = {}
+    for key, corpus in named.items():
+        lines[f"val {key}"] = f"{corpus.folder}, {_describe(_val_part(corpus))}"
+        if "val" in corpus.parts:
+            continue
+        what = "it has no validation part, so all of its training part is taken"
+        lines[f"val {key}"] += f"; {what}"
+        if checksums & _checksums(corpus.parts["train"]):
+            what += ", which this run also trains on: val/{key} shows no generalisation"
+        _log.warning("data.val.%s=%s: %s", key, corpus.folder, what.format(key=key))
+    return lines
+
+
+def _checksums(part: Part) -> set[str]:
+    return {shard.header.checksum for shard in part.shards}
 
 
 def _describe(part: Part) -> str:

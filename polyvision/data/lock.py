@@ -53,7 +53,7 @@ def only_writer(folder: Path, otherwise: str) -> Iterator[None]:
 def _locked(path: Path, otherwise: str) -> IO[str]:
     """Open and lock the file."""
     while True:
-        file = path.open("a+")
+        file = path.open("a+", encoding="utf-8")
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from array import array
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,13 +61,11 @@ class PartWriter:
         self._text_bytes = int(state.get("text_bytes", 0))
         self._largest = int(state.get("largest", 0))
         self._ends = array("Q")  # since the ends were last written
+        self._delete_later(everything=not state)
         if self._name.exists():  # completed after the state was taken
             ends = open_shard(self._name).offsets()[1 : self._documents + 1]
             self._ends_file.write_bytes(ends.astype("<u8").tobytes())
             self._name.rename(self._partial)
-        if not state:
-            self._partial.unlink(missing_ok=True)
-            self._ends_file.unlink(missing_ok=True)
         self._partial.touch()
         self._ends_file.touch()
         tokens_end = HEADER_BYTES + self._tokens * self.dtype.itemsize
@@ -90,6 +89,13 @@ class PartWriter:
     @property
     def _ends_file(self) -> Path:
         return self._name.with_suffix(".ends.partial")
+
+    def _delete_later(self, *, everything: bool) -> None:
+        """Delete the files of shards that were begun after the state was taken."""
+        for path in self.folder.glob(f"{self.part}-*"):
+            number = re.fullmatch(rf"{self.part}-(\d+)\..*", path.name)
+            if number and (everything or int(number[1]) > len(self.shards)):
+                path.unlink()
 
     def add(self, tokens: np.ndarray, text_bytes: int) -> None:
         """Append tokens (n,) of the current document, which stand for ``text_bytes``."""
@@ -123,8 +129,17 @@ class PartWriter:
             _to_disk(file)
         self._ends = array("Q")
         _to_disk(self._file)
+        return self.mark() | {"shards": list(self.shards)}
+
+    def mark(self) -> dict[str, Any]:
+        """Return a state without the shards' entries, but their number, and write nothing.
+
+        Those that ``state`` gives later begin with the ones that are left out.
+        """
+        return {"shards": len(self.shards)} | self._counts()
+
+    def _counts(self) -> dict[str, int]:
         return {
-            "shards": list(self.shards),
             "tokens": self._tokens,
             "documents": self._documents,
             "text_bytes": self._text_bytes,
@@ -152,12 +167,7 @@ class PartWriter:
         self._file.write(bytes(padding) + bytes(8) + ends + _little_endian(self._ends))
         _to_disk(self._file)
         self._file.close()
-        counts = {
-            "tokens": self._tokens,
-            "documents": self._documents,
-            "text_bytes": self._text_bytes,
-            "largest": self._largest,
-        }
+        counts = self._counts()
         header = ShardHeader(
             itemsize=self.dtype.itemsize,
             vocab_size=self.vocab_size,

@@ -3,7 +3,7 @@
 One process reads documents and writes tokens, the others encode. Pieces of text go out and come
 back in order, so the number of processes changes nothing in the result. Every few seconds the
 place is noted in ``progress.json``; a run that was killed goes on from there and writes the same
-bytes as one that was not.
+bytes as one that was not. Where files were changed meanwhile, it goes on from the first of them.
 """
 
 from __future__ import annotations
@@ -23,19 +23,29 @@ import numpy as np
 
 from polyvision.data.corpus import INDEX, INDEX_VERSION, PROGRESS, TOKENIZER, Corpus
 from polyvision.data.encoding import Encoded, encode_in_order
+from polyvision.data.fingerprints import (
+    INPUTS,
+    Fingerprint,
+    combined,
+    describe_changes,
+    first_change,
+    parse_fingerprints,
+    refuse_changed_files,
+    take_fingerprints,
+    to_json,
+)
 from polyvision.data.lock import LOCK, only_writer
 from polyvision.data.part_writer import PartWriter
-from polyvision.data.sources import Piece, Source, read_pieces
+from polyvision.data.sources import BadLines, Piece, Source, read_pieces
+from polyvision.data.split import Split, plan_split
 from polyvision.data.tokenizer_spec import TokenizerSpec, parse_tokenizer
 from polyvision.data.tokenizers import Tokenizer, tokenizer_from_json
 from polyvision.errors import PolyvisionError
 
-__all__ = ["Settings", "in_validation", "prepare"]
+__all__ = ["Settings", "prepare"]
 
 # The characters of the training part that a BPE is learned from: the first ones of each file.
 _LEARN = 32 << 20
-# A document's side of the split depends on this many of its first characters.
-_HEAD = 1 << 16
 _NOTE_SECONDS = 5.0
 
 
@@ -50,6 +60,7 @@ class Settings:
         shard_tokens: a shard ends with the document that reaches this many tokens.
         text_key: key or column of the text, in JSON lines and parquet.
         separator: what separates documents in plain text; None for one a file.
+        end_token: the special token after each document; None for the tokenizer's usual one.
     """
 
     tokenizer: str
@@ -58,16 +69,7 @@ class Settings:
     shard_tokens: int = 1 << 26
     text_key: str = "text"
     separator: str | None = None
-
-
-def in_validation(text: str, fraction: float, seed: int) -> bool:
-    """Say whether the document that begins with ``text`` validates.
-
-    A hash of the seed and the first 65,536 characters decides: the order of documents, the names
-    of files and the other documents do not matter, and copies of a document stay together.
-    """
-    digest = hashlib.blake2b(text[:_HEAD].encode(), digest_size=8, key=str(seed).encode()).digest()
-    return int.from_bytes(digest, "little") < fraction * 2**64
+    end_token: str | None = None
 
 
 def prepare(
@@ -77,7 +79,10 @@ def prepare(
     *,
     workers: int = 1,
     overwrite: bool = False,
+    skip_bad_lines: int = 0,
+    check_inputs: bool = False,
     on_progress: Callable[[int], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Corpus:
     """Write ``sources`` as a corpus into the folder ``out``, or go on with it.
 
@@ -87,30 +92,50 @@ def prepare(
         settings: what the result depends on.
         workers: processes that encode; 1 for none beside this one.
         overwrite: delete a corpus that is there.
+        skip_bad_lines: this many lines of JSON lines that cannot be used may be left out.
+        check_inputs: compare also files of more than 64 MiB whole with what they held before.
         on_progress: called with the bytes read so far, of all files.
+        say: called with what a person should know while it goes on.
 
     Raises:
-        PolyvisionError: a value is out of range, the folder holds something else, a file cannot be
-            read, or there is no text.
+        PolyvisionError: a value is out of range, the folder holds something else or was made from
+            other files, a file cannot be read, or there is no text.
     """
-    _check(settings, workers)
+    _check(settings, workers, skip_bad_lines)
     spec = parse_tokenizer(settings.tokenizer)
+    if settings.end_token is not None:
+        spec = spec.ending_with(settings.end_token)
     recipe = dataclasses.asdict(settings) | {
         "tokenizer": settings.tokenizer if spec.kind != "file" else _sha256(spec.definition),
-        "inputs": _sha256("".join(f"{s.name}\0{s.size}\n" for s in sources)),
-        "files": len(sources),
     }
-    work = _Work(sources, out, settings, recipe, workers, on_progress)
+    work = _Work(
+        sources,
+        out,
+        settings,
+        recipe,
+        BadLines(skip_bad_lines),
+        workers,
+        on_progress,
+        say or (lambda text: None),
+    )
     try:
+        known = [] if overwrite else parse_fingerprints(out / INPUTS)
+        found = None if overwrite else _found(out, recipe)
+        if found is None or not found.complete:
+            split = plan_split(
+                sources, work.read, settings.val_fraction, settings.seed, settings.separator
+            )
+        inputs = take_fingerprints(sources, known, whole=check_inputs)
+        if found is not None and found.complete:
+            return _finished(work, found, inputs)
         out.mkdir(parents=True, exist_ok=True)
-        if not overwrite and _noted(out, recipe) is None and (out / INDEX).exists():
-            return Corpus(out, "--out")
         with only_writer(out, "choose another --out"):
             if overwrite:
                 _clear(out, recipe)
-            noted = _noted(out, recipe)  # again, now that nobody else writes
-            if noted is not None or not (out / INDEX).exists():
-                _go_on(work, spec, noted)
+            found = _found(out, recipe)  # again, now that nobody else writes
+            if found is not None and found.complete:
+                return _finished(work, found, inputs)
+            _go_on(work, spec, split, inputs, {} if found is None else found.content)
     except OSError as error:
         what = error.filename or "a shard"  # a full disk names no file
         rest = "; the same command goes on" if (out / PROGRESS).exists() else ""
@@ -126,21 +151,102 @@ class _Work:
     out: Path
     settings: Settings
     recipe: dict[str, Any]
+    bad_lines: BadLines
     workers: int
     on_progress: Callable[[int], None] | None
+    say: Callable[[str], None]
+
+    def read(self, source: Source) -> Iterator[Piece]:
+        """Read the documents of a file."""
+        return read_pieces(
+            source,
+            text_key=self.settings.text_key,
+            separator=self.settings.separator,
+            bad_lines=self.bad_lines,
+        )
 
 
-def _go_on(work: _Work, spec: TokenizerSpec, noted: dict[str, Any] | None) -> None:
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """What an earlier preparation left: the index of a complete one, else its last note."""
+
+    complete: bool
+    content: dict[str, Any]
+
+    @property
+    def inputs(self) -> str:
+        """The hash of the files that it was made from."""
+        return str(self.content["settings"].get("inputs"))
+
+
+def _finished(work: _Work, found: _Found, inputs: list[Fingerprint]) -> Corpus:
+    """Return the corpus that is there.
+
+    Raises:
+        PolyvisionError: it was made from other files, or more lines were left out than may be.
+    """
+    out = work.out
+    if found.inputs != combined(inputs):
+        old = _inputs_of(found.inputs, out)
+        changes = describe_changes(old, inputs) if old else "their contents were not noted then"
+        raise PolyvisionError(
+            f"--out {out} was prepared from other input files "
+            f"({changes or 'their order changed'}): choose another --out, or --overwrite to "
+            "prepare it again"
+        )
+    left_out = found.content.get("bad_lines", [])
+    if len(left_out) > work.bad_lines.limit:
+        raise PolyvisionError(
+            f"--out {out} was prepared without {len(left_out):,} lines that cannot be used, such "
+            f"as {left_out[0]['line']}: take it with --skip-bad-lines {len(left_out)}, or repair "
+            "them and --overwrite"
+        )
+    return Corpus(out, "--out")
+
+
+def _inputs_of(combination: str, out: Path) -> list[Fingerprint]:
+    """Return what is noted of the files, if it is that of the preparation in question."""
+    noted = parse_fingerprints(out / INPUTS)
+    return noted if combined(noted) == combination else []
+
+
+def _go_on(
+    work: _Work, spec: TokenizerSpec, split: Split, inputs: list[Fingerprint], noted: dict[str, Any]
+) -> None:
     """Do what is left to do; the index comes last."""
-    out, recipe = work.out, work.recipe
-    if noted is None:  # claims the folder, for one that is killed before the first note
-        _write(out / PROGRESS, json.dumps({"settings": recipe}))
-    if (out / TOKENIZER).exists():
-        tokenizer = tokenizer_from_json((out / TOKENIZER).read_text(encoding="utf-8"))
-    else:
-        tokenizer = spec.make(_learn_from(work.sources, work.settings), end_token=True)
-        _write(out / TOKENIZER, tokenizer.to_json())
-    parts = _encode_all(work, tokenizer, noted)
+    out = work.out
+    recipe = work.recipe | {"inputs": combined(inputs), "files": len(inputs)}
+    if not noted:  # claims the folder, for one that is killed before the first note
+        noted = {"settings": recipe}
+        _write(out / PROGRESS, json.dumps(noted))
+    changed = noted["settings"].get("inputs") != recipe["inputs"]
+    place = {k: v for k, v in noted.items() if k != "settings"}
+    if changed and place:
+        old = _inputs_of(str(noted["settings"].get("inputs")), out)
+        place = _before(place, first_change(old, inputs))
+    made_with = {"cut": split.cut, "tokenizer": ""}
+    tokenizer = _stored_tokenizer(out)
+    if tokenizer is None or (changed and spec.kind == "bpe"):
+        if spec.kind == "bpe":
+            work.say(f"learning a vocabulary of {spec.vocab_size:,} tokens from the training part")
+        end = work.settings.end_token or True
+        made = spec.make(_learn_from(work, split), end_token=end)
+        if tokenizer is not None and tokenizer.fingerprint != made.fingerprint:
+            (out / TOKENIZER).unlink()
+        tokenizer = made
+    made_with["tokenizer"] = tokenizer.fingerprint
+    if any(place.get(key) != value for key, value in made_with.items()):
+        place = {}  # encoded in another way
+    if changed:
+        start = place.get("file", 0)
+        what = f"file {start + 1:,} of {len(inputs):,}" if start < len(inputs) else "the end"
+        work.say(f"input files were changed since the last attempt: going on from {what}")
+    _write(out / PROGRESS, json.dumps({"settings": recipe} | place))
+    for name, text in ((INPUTS, to_json(inputs)), (TOKENIZER, tokenizer.to_json())):
+        if not (out / name).exists() or (out / name).read_text(encoding="utf-8") != text:
+            _write(out / name, text)
+    parts = _encode_all(work, split, tokenizer, {"settings": recipe} | made_with, place)
+    refuse_changed_files(work.sources)
     index = {
         "version": INDEX_VERSION,
         "tokenizer": {
@@ -151,11 +257,42 @@ def _go_on(work: _Work, spec: TokenizerSpec, noted: dict[str, Any] | None) -> No
         "settings": recipe,
         "parts": parts,
     }
+    if split.cut is not None:
+        index["split"] = {"character": split.cut, "border": split.border}
+    if work.bad_lines:
+        reasons = work.bad_lines.reasons
+        paths = [str(source.path) for source in work.sources]
+        index["bad_lines"] = [
+            {"line": f"{path}:{number}", "reason": reasons[path][number].removeprefix(": ").strip()}
+            for path in paths
+            for number in sorted(reasons.get(path, {}))
+        ]
     _write(out / INDEX, json.dumps(index, indent=1) + "\n")
     (out / PROGRESS).unlink()
 
 
-def _check(settings: Settings, workers: int) -> None:
+def _stored_tokenizer(out: Path) -> Tokenizer | None:
+    if not (out / TOKENIZER).exists():
+        return None
+    return tokenizer_from_json((out / TOKENIZER).read_text(encoding="utf-8"))
+
+
+def _before(place: dict[str, Any], first: int) -> dict[str, Any]:
+    """Return the last noted place that depends on the files before number ``first`` alone."""
+    file, item = place.get("file", 0), place.get("item", 0)
+    if file < first or (file == first and not item):
+        return place
+    if file > first or "begin" not in place:
+        return {}
+    begin = place["begin"]
+    parts = {
+        name: mark | {"shards": place["parts"][name]["shards"][: mark["shards"]]}
+        for name, mark in begin["parts"].items()
+    }
+    return place | begin | {"item": 0, "parts": parts}
+
+
+def _check(settings: Settings, workers: int, skip_bad_lines: int) -> None:
     if not 0 <= settings.val_fraction < 1:
         raise PolyvisionError(
             f"--val-fraction must be at least 0 and less than 1, got {settings.val_fraction}"
@@ -164,50 +301,84 @@ def _check(settings: Settings, workers: int) -> None:
         raise PolyvisionError(f"--shard-tokens must be positive, got {settings.shard_tokens}")
     if workers < 1:
         raise PolyvisionError(f"--workers must be at least 1, got {workers}")
+    if skip_bad_lines < 0:
+        raise PolyvisionError(f"--skip-bad-lines must be 0 or more, got {skip_bad_lines}")
     if settings.separator == "":
         raise PolyvisionError("--separator is empty; leave it out for one document a file")
 
 
-def _encode_all(work: _Work, tokenizer: Tokenizer, noted: dict[str, Any] | None) -> dict[str, Any]:
-    """Encode everything after the noted place; return the counts of the parts."""
-    sources, out, settings = work.sources, work.out, work.settings
-    noted = noted or {}
-    file, item = noted.get("file", 0), noted.get("item", 0)
-    side: str = noted.get("side", "train")
+def _encode_all(
+    work: _Work,
+    split: Split,
+    tokenizer: Tokenizer,
+    made_with: dict[str, Any],
+    place: dict[str, Any],
+) -> dict[str, Any]:
+    """Encode everything after the noted place; return the counts of the parts.
+
+    Args:
+        work: what is to be done.
+        split: the side of each document.
+        tokenizer: encodes.
+        made_with: goes into each note.
+        place: the noted place; empty to begin.
+    """
+    sources, settings = work.sources, work.settings
+    file, item = place.get("file", 0), place.get("item", 0)
+    side: str = place.get("side", "train")
+    documents = place.get("documents", 0)  # that were begun
     names = ["train", "val"] if settings.val_fraction else ["train"]
-    pieces = _pieces(sources, settings, file, item)
+    read = [source.path for source in sources[:file]]
+    work.bad_lines.restore(place.get("bad_lines", {}), read)
+    pieces = _pieces(work, split, file, item)
     before = [0]
     for source in sources:
         before.append(before[-1] + source.size)
     with ExitStack() as stack:
         writers = {
             name: PartWriter(
-                out,
+                work.out,
                 name,
                 vocab_size=tokenizer.vocab_size,
                 tokenizer=tokenizer.fingerprint,
                 shard_tokens=settings.shard_tokens,
-                state=noted.get("parts", {}).get(name),
+                state=place.get("parts", {}).get(name),
             )
             for name in names
         }
         for writer in writers.values():
             stack.callback(writer.close)
 
+        def begin_file() -> dict[str, Any]:
+            marks = {name: writer.mark() for name, writer in writers.items()}
+            return {"side": side, "documents": documents, "parts": marks}
+
+        begin = place["begin"] if item else begin_file()
+
         def note() -> None:
             state = {name: writer.state() for name, writer in writers.items()}
-            place = {"file": file, "item": item, "side": side, "parts": state}
-            _write(out / PROGRESS, json.dumps({"settings": work.recipe} | place))
+            found = {
+                "file": file,
+                "item": item,
+                "side": side,
+                "documents": documents,
+                "parts": state,
+                "begin": begin,
+                "bad_lines": work.bad_lines.reasons,
+            }
+            _write(work.out / PROGRESS, json.dumps(made_with | found))
 
         note()
         last = time.monotonic()
         encoded = stack.enter_context(encode_in_order(tokenizer, pieces, work.workers))
         for number, piece, found in encoded:
-            if piece.begins and settings.val_fraction:
-                validates = in_validation(piece.text, settings.val_fraction, settings.seed)
-                side = "val" if validates else "train"
+            if number != file:
+                file, item, begin = number, 0, begin_file()
+            if piece.begins:
+                side = "val" if split.validates(piece, documents) else "train"
+                documents += 1
             _add(writers[side], piece, found, tokenizer.end)
-            file, item = (number, item + 1) if number == file else (number, 1)
+            item += 1
             if work.on_progress is not None:
                 work.on_progress(before[number] + piece.position)
             if time.monotonic() - last > _NOTE_SECONDS:
@@ -217,7 +388,7 @@ def _encode_all(work: _Work, tokenizer: Tokenizer, noted: dict[str, Any] | None)
     try:
         _check_parts(parts, len(sources))
     except PolyvisionError:
-        _clear(out, work.recipe)
+        _clear(work.out, work.recipe)
         raise
     return parts
 
@@ -230,25 +401,24 @@ def _add(writer: PartWriter, piece: Piece, encoded: Encoded, end: int | None) ->
         writer.end_document()
 
 
-def _pieces(
-    sources: list[Source], settings: Settings, file: int, item: int
-) -> Iterator[tuple[int, Piece]]:
+def _pieces(work: _Work, split: Split, file: int, item: int) -> Iterator[tuple[int, Piece]]:
     """Yield (number of the file, piece) from piece ``item`` of file ``file`` on."""
-    for number, source in enumerate(sources[file:], start=file):
-        pieces = read_pieces(source, text_key=settings.text_key, separator=settings.separator)
-        for piece in islice(pieces, item, None):
+    for number, source in enumerate(work.sources[file:], start=file):
+        for piece in islice(split.divide(work.read(source)), item, None):
             yield number, piece
         item = 0
 
 
-def _learn_from(sources: list[Source], settings: Settings) -> Iterator[str]:
+def _learn_from(work: _Work, split: Split) -> Iterator[str]:
     """Yield the text that a BPE is learned from: an equal share of each file's training part."""
-    share = max(1, _LEARN // max(1, len(sources)))
-    for source in sources:
+    share = max(1, _LEARN // max(1, len(work.sources)))
+    documents = 0
+    for source in work.sources:
         taken, learns = 0, True
-        for _, piece in _pieces([source], settings, 0, 0):
+        for piece in split.divide(work.read(source)):
             if piece.begins:
-                learns = not in_validation(piece.text, settings.val_fraction, settings.seed)
+                learns = not split.validates(piece, documents)
+                documents += 1
             if learns:
                 yield piece.text[: share - taken]
                 taken += len(piece.text)
@@ -270,11 +440,11 @@ def _check_parts(parts: dict[str, Any], files: int) -> None:
             )
 
 
-def _noted(out: Path, recipe: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the noted place of a run that was killed; None for a new or a complete folder.
+def _found(out: Path, recipe: dict[str, Any]) -> _Found | None:
+    """Return what is in the folder; None for a new or an empty one.
 
     Raises:
-        PolyvisionError: the folder holds something else.
+        PolyvisionError: the folder holds something else, or was prepared with other settings.
     """
     for name in (INDEX, PROGRESS):
         path = out / name
@@ -289,24 +459,19 @@ def _noted(out: Path, recipe: dict[str, Any]) -> dict[str, Any] | None:
             ) from None
         changed = [k for k in recipe if old.get(k) != recipe[k]]
         if changed:
-            lines = "; ".join(f"{_LABELS.get(k, k)}: {_change(k, old, recipe)}" for k in changed)
+            lines = "; ".join(f"{k}: {old.get(k)!r} then, {recipe[k]!r} now" for k in changed)
             raise PolyvisionError(
                 f"--out {out} was prepared with other settings ({lines}): choose another --out, or "
                 "--overwrite to prepare it again"
             )
-        return found if name == PROGRESS else None
-    if any(path.name not in _BEGUN for path in out.iterdir()):
+        return _Found(name == INDEX, found)
+    if out.exists() and any(path.name not in _BEGUN for path in out.iterdir()):
         raise PolyvisionError(f"--out {out} is not empty and not a prepared corpus: choose another")
     return None
 
 
 # All that may be there before the first note.
 _BEGUN = (LOCK, PROGRESS + ".partial")
-_LABELS = {"inputs": "names or sizes of the input files", "files": "number of input files"}
-
-
-def _change(key: str, old: dict[str, Any], new: dict[str, Any]) -> str:
-    return "changed" if key == "inputs" else f"{old.get(key)!r} then, {new[key]!r} now"
 
 
 def _clear(out: Path, recipe: dict[str, Any]) -> None:
@@ -317,7 +482,7 @@ def _clear(out: Path, recipe: dict[str, Any]) -> None:
     if (out / INDEX).exists() or (out / PROGRESS).exists():
         (out / TOKENIZER).unlink(missing_ok=True)
         _write(out / PROGRESS, json.dumps({"settings": recipe}))  # the notes hold no more
-        for pattern in (INDEX, "train-*", "val-*", "*.partial", PROGRESS):
+        for pattern in (INDEX, INPUTS, "train-*", "val-*", "*.partial", PROGRESS):
             for path in out.glob(pattern):
                 path.unlink()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from polyvision.data.corpus import TOKENIZER, Corpus
+from polyvision.data.corpus import INDEX, TOKENIZER, Corpus
 from polyvision.data.prepare import Settings, prepare
 from polyvision.data.sources import find_sources
 from polyvision.errors import PolyvisionError
@@ -21,6 +21,14 @@ __all__ = ["add_arguments", "describe", "run"]
 _SMALL = 16 << 20
 # What shells return for a command that Ctrl-C ended.
 _INTERRUPTED = 130
+# Lines left out that the summary names.
+_SHOWN = 10
+_AFTER = {
+    "paragraph": "after a paragraph",
+    "line": "after a line",
+    "word": "after a word",
+    "character": "where no border between words is near",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "inputs",
         nargs="+",
         metavar="INPUT",
-        help="text (.txt ...), JSON lines (.jsonl, .ndjson, .json) or .parquet, also .gz .xz .zst; "
-        "folders and quoted patterns such as 'data/**/*.jsonl.gz'",
+        help="text (.txt ...), JSON lines (.jsonl, .ndjson, .json) or .parquet, also .bz2 .gz .xz "
+        ".zst; folders and quoted patterns such as 'data/**/*.jsonl.gz'",
     )
     parser.add_argument("--out", required=True, help="folder of the shards")
     parser.add_argument(
@@ -43,13 +51,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--val-fraction",
         type=float,
         default=Settings.val_fraction,
-        help="share of the documents that validates, 0 for none (default: %(default)s)",
+        help="share of the documents that validates, 0 for none; of a single document, its last "
+        "part (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="chooses them (default: %(default)s)")
     parser.add_argument(
         "--separator",
         help=r"splits plain text files into documents, such as '\n\n' or '<|endoftext|>' "
         "(default: a file is a document)",
+    )
+    parser.add_argument(
+        "--end-token",
+        metavar="NAME",
+        help="the special token after each document, such as '<|im_end|>' (default: the "
+        "tokenizer's <|endoftext|>, <|end_of_text|>, </s> or <eos>, if it has one)",
     )
     parser.add_argument(
         "--text-key",
@@ -68,6 +83,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="processes that encode (default: one per core; one for small inputs and for bytes)",
     )
     parser.add_argument(
+        "--skip-bad-lines",
+        type=int,
+        default=0,
+        metavar="N",
+        help="leave out up to N lines of JSON lines that cannot be used, and name them (default: "
+        "the first one is an error)",
+    )
+    parser.add_argument(
+        "--check-inputs",
+        action="store_true",
+        help="compare also files above 64 MiB byte by byte with those of an earlier preparation "
+        "(default: by size, time of change and samples)",
+    )
+    parser.add_argument(
         "--overwrite", action="store_true", help="delete the corpus that is in --out first"
     )
 
@@ -83,6 +112,7 @@ def run(arguments: argparse.Namespace) -> str:
         arguments.shard_tokens,
         arguments.text_key,
         _unescape(arguments.separator),
+        arguments.end_token,
     )
     start = time.perf_counter()
     workers = arguments.workers
@@ -96,6 +126,9 @@ def run(arguments: argparse.Namespace) -> str:
                 settings,
                 workers=workers,
                 overwrite=arguments.overwrite,
+                skip_bad_lines=arguments.skip_bad_lines,
+                check_inputs=arguments.check_inputs,
+                say=lambda text: tqdm.write(text, file=sys.stderr),
                 on_progress=lambda done: bar.update(done - bar.n) and None,
             )
     except KeyboardInterrupt:
@@ -120,7 +153,23 @@ def describe(corpus: Corpus) -> str:
             f"  {name:<9}  {part.documents:,} documents, {part.tokens:,} tokens, "
             f"{part.text_bytes:,} bytes ({each:.2f} a token), {len(part.shards):,} shards"
         )
+    lines.insert(2, f"  end token  {_end_token(corpus)}")
+    if split := corpus.index.get("split"):
+        lines.append(
+            f"  split      the only document is divided at character {split['character']:,}, "
+            f"{_AFTER[split['border']]}: what follows validates"
+        )
+    if left_out := corpus.index.get("bad_lines"):
+        lines.append(f"  left out   {len(left_out):,} lines that cannot be used, see {INDEX}:")
+        lines += [f"    {each['line']}: {each['reason']}" for each in left_out[:_SHOWN]]
     return "\n".join(lines)
+
+
+def _end_token(corpus: Corpus) -> str:
+    tokenizer = corpus.tokenizer
+    if tokenizer.end is None:
+        return "none: documents follow each other without a mark (see --end-token)"
+    return f"{tokenizer.end_name} (id {tokenizer.end}) after each document"
 
 
 def _workers(size: int, tokenizer: str) -> int:

@@ -31,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polyvision.errors import PolyvisionError
+from polyvision.errors import PolyvisionError, looked_for
 
 __all__ = ["HEADER_BYTES", "Shard", "ShardHeader", "open_shard", "token_dtype", "verify_shard"]
 
@@ -180,7 +180,9 @@ def open_shard(path: Path) -> Shard:
             content = file.read(HEADER_BYTES)
             size = file.seek(0, 2)
     except FileNotFoundError:
-        raise PolyvisionError(f"{path} is missing; prepare the text again") from None
+        raise PolyvisionError(
+            f"{path} is missing{looked_for(path)}; prepare the text again"
+        ) from None
     except OSError as error:
         raise PolyvisionError(f"{path} cannot be read: {error.strerror}") from None
     header = ShardHeader.unpack(content, path)

@@ -2,11 +2,13 @@
 
 A document is a whole plain text file (or a part of it between two separators), the text of one JSON
 line, or one row of a parquet column. Nothing is ever held whole but one piece of about a million
-characters, one JSON line, or one batch of rows.
+characters, one JSON line, or one batch of rows. What has no text is left out: null, nothing, or
+white space alone.
 """
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import contextlib
 import dataclasses
@@ -16,34 +18,48 @@ import importlib
 import json
 import lzma
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from polyvision.data.tokenizers import next_cut
+from polyvision.data.tokenizers import LONGEST_PIECE, next_cut
+from polyvision.data.utf8 import BYTE_ORDER_MARK, refuse_binary
 from polyvision.errors import PolyvisionError, did_you_mean
 
-__all__ = ["Piece", "Source", "find_sources", "read_pieces"]
+__all__ = ["BadLines", "Piece", "Source", "find_sources", "read_pieces"]
 
 _LINES = (".jsonl", ".ndjson", ".json")
 _TEXT = (".txt", ".text", ".md")
-_PACKED = (".gz", ".xz", ".zst")
+_PACKED = (".bz2", ".gz", ".xz", ".zst")
 # In folders .json is left alone: such files are seldom JSON lines.
 _IN_FOLDERS = (*_TEXT, ".jsonl", ".ndjson", ".parquet")
 
 _CHUNK = 1 << 20
 # Characters of a piece: cut at the first border between words from the one on, at the latest at the
 # other; a longer run without such a border loses at most one token boundary there.
-_PIECE, _LONGEST = 1 << 18, 1 << 20
+_PIECE, _LONGEST = 1 << 18, LONGEST_PIECE
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A file to read: where it is, its name inside the input that it belongs to, and its size."""
+    """A file to read.
+
+    Attributes:
+        path: where it is.
+        name: its name inside the input that it belongs to.
+        size: its bytes.
+        mtime_ns: when it was last changed.
+    """
 
     path: Path
     name: str
     size: int
+    mtime_ns: int
+
+    @property
+    def one_document(self) -> bool:
+        """Whether it is a single document, unless a separator divides it."""
+        return self.kind != ".parquet" and self.kind not in _LINES
 
     @property
     def kind(self) -> str:
@@ -69,6 +85,48 @@ class Piece:
     begins: bool
     ends: bool
     position: int
+
+
+class BadLines:
+    """Lines of JSON lines that cannot be used and are left out, up to a limit.
+
+    Args:
+        limit: how many may be left out.
+
+    Attributes:
+        reasons: for each file, what is wrong with which of its lines.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.reasons: dict[str, dict[int, str]] = {}
+
+    def __len__(self) -> int:
+        return sum(len(lines) for lines in self.reasons.values())
+
+    def add(self, path: Path, line: int, reason: str) -> None:
+        """Note a line, which may have been noted before.
+
+        Raises:
+            PolyvisionError: it is one more than the limit.
+        """
+        lines = self.reasons.setdefault(str(path), {})
+        if line not in lines and len(self) >= self.limit:
+            more = f"; {self.limit:,} lines before it were left out" if self.limit else ""
+            raise PolyvisionError(f"{path}:{line}{reason}{more}; see --skip-bad-lines")
+        lines[line] = reason
+
+    def restore(self, noted: Mapping[str, Mapping[str | int, str]], paths: Sequence[Path]) -> None:
+        """Take over what was noted of these files, which are not read again, and nothing else.
+
+        Raises:
+            PolyvisionError: these are more lines than the limit.
+        """
+        kept = [str(path) for path in paths if str(path) in noted]
+        self.reasons = {}
+        for path in kept:
+            for line, reason in noted[path].items():
+                self.add(Path(path), int(line), reason)
 
 
 def find_sources(inputs: Sequence[str]) -> list[Source]:
@@ -101,23 +159,27 @@ def find_sources(inputs: Sequence[str]) -> list[Source]:
             hint = did_you_mean(str(path), near)
             raise PolyvisionError(f"input {text!r}: no such file or folder.{hint}")
         for file, name in files:
-            found.setdefault(file.resolve(), Source(file, name, file.stat().st_size))
+            stat = file.stat()
+            found.setdefault(file.resolve(), Source(file, name, stat.st_size, stat.st_mtime_ns))
     return list(found.values())
 
 
 def _wanted(name: str) -> bool:
     if any(part.startswith(".") for part in name.split("/")):
         return False
-    return Source(Path(name), name, 0).kind in _IN_FOLDERS
+    return Source(Path(name), name, 0, 0).kind in _IN_FOLDERS
 
 
-def read_pieces(source: Source, *, text_key: str, separator: str | None) -> Iterator[Piece]:
-    """Read the documents of a file; those of white space alone are left out.
+def read_pieces(
+    source: Source, *, text_key: str, separator: str | None, bad_lines: BadLines | None = None
+) -> Iterator[Piece]:
+    """Read the documents of a file; those without text are left out.
 
     Args:
         source: the file.
         text_key: key of the text in JSON lines, column of it in parquet.
         separator: what separates the documents of plain text; None for one document a file.
+        bad_lines: takes the lines of JSON lines that cannot be used; None to raise at the first.
 
     Raises:
         PolyvisionError: the file cannot be read, decompressed or parsed; the text names the byte,
@@ -126,7 +188,7 @@ def read_pieces(source: Source, *, text_key: str, separator: str | None) -> Iter
     if source.kind == ".parquet":
         return _parquet(source, text_key)
     if source.kind in _LINES:
-        return _json_lines(source, text_key)
+        return _json_lines(source, text_key, bad_lines)
     return _plain(source, separator)
 
 
@@ -147,61 +209,94 @@ def _plain(source: Source, separator: str | None) -> Iterator[Piece]:
     yield from _cut(text, begins, position)
 
 
-def _cut(text: str, begins: bool, position: int) -> Iterator[Piece]:
+def _cut(document: str, begins: bool, position: int) -> Iterator[Piece]:
     """Yield the rest of a document."""
-    if begins and (not text or text.isspace()):
+    if begins and (not document or document.isspace()):
         return
-    while len(text) > _LONGEST:
-        end = _end(text)
-        yield Piece(text[:end], begins, False, position)
-        text, begins = text[end:], False
-    yield Piece(text, begins, True, position)
+    start = 0
+    while len(document) - start > _LONGEST:
+        end = _end(document, start)
+        yield Piece(document[start:end], begins, False, position)
+        start, begins = end, False
+    yield Piece(document[start:], begins, True, position)
 
 
-def _end(text: str) -> int:
-    return min(next_cut(text, _PIECE) or _LONGEST, _LONGEST)
+def _end(text: str, start: int = 0) -> int:
+    """Return where the piece that begins at ``start`` ends, at the latest after ``_LONGEST``."""
+    longest = start + _LONGEST
+    return min(next_cut(text, start + _PIECE, longest + 2) or longest, longest)
 
 
-def _json_lines(source: Source, key: str) -> Iterator[Piece]:
-    rest: list[str] = []  # of a line that goes on in the next chunk
-    number, position = 1, 0
-    for chunk, position in _chunks(source):
-        *lines, tail = chunk.split("\n")
+class _BadLine(Exception):
+    """What is wrong with a line, to be read after its number."""
+
+
+def _json_lines(source: Source, key: str, bad_lines: BadLines | None) -> Iterator[Piece]:
+    for number, (line, offset, position) in enumerate(_lines(source), start=1):
+        try:
+            text = _json_text(source, line, offset, key)
+        except _BadLine as error:
+            if bad_lines is None:
+                raise PolyvisionError(f"{source.path}:{number}{error}") from None
+            bad_lines.add(source.path, number, str(error))
+            continue
+        yield from _cut(text, True, position)
+
+
+def _lines(source: Source) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the lines of a file, where each begins, and how far the file itself was read."""
+    rest: list[bytes] = []  # of a line that goes on in the next chunk
+    offset = position = 0
+    for content, position in _bytes(source):
+        *lines, tail = content.split(b"\n")
         if lines:
-            lines[0] = "".join(rest) + lines[0]
+            lines[0] = b"".join((*rest, lines[0]))
             rest = []
         rest.append(tail)
         for line in lines:
-            yield from _cut(_json_text(source, number, line, key), True, position)
-            number += 1
-    yield from _cut(_json_text(source, number, "".join(rest), key), True, position)
+            yield line, offset, position
+            offset += len(line) + 1
+    yield b"".join(rest), offset, position
 
 
-def _json_text(source: Source, number: int, line: str, key: str) -> str:
-    if not line or line.isspace():
-        return ""
-    place = f"{source.path}:{number}"
+def _json_text(source: Source, line: bytes, offset: int, key: str) -> str:
+    """Return the text of the line that begins at ``offset``; nothing for null.
+
+    Raises:
+        _BadLine: the line cannot be used.
+    """
+    if not offset:
+        line = line.removeprefix(BYTE_ORDER_MARK)
     try:
-        value = json.loads(line)
+        decoded = line.decode()
+    except UnicodeDecodeError as error:
+        raise _BadLine(_not_utf8(source, line[error.start], offset + error.start)) from None
+    if not decoded or decoded.isspace():
+        return ""
+    try:
+        value = json.loads(decoded)
     except (ValueError, RecursionError) as error:
-        raise PolyvisionError(f"{place}: not JSON ({error}); each line must be an object") from None
+        raise _BadLine(f": not JSON ({error}); each line must be an object") from None
     if not isinstance(value, dict):
-        raise PolyvisionError(
-            f"{place}: a JSON {type(value).__name__}; each line must be an object"
-        )
+        raise _BadLine(f": a JSON {type(value).__name__}; each line must be an object")
     if key not in value:
+        keys = ", ".join(value) or "none"
         hint = did_you_mean(key, value)
-        raise PolyvisionError(
-            f"{place}: no key {key!r}.{hint} Keys: {', '.join(value) or 'none'}; see --text-key"
-        )
+        raise _BadLine(f": no key {key!r}.{hint} Keys: {keys}; see --text-key")
     text = value[key]
+    if text is None:
+        return ""
     if not isinstance(text, str):
-        raise PolyvisionError(f"{place}: {key!r} is {type(text).__name__}, not text")
+        raise _BadLine(f": {key!r} is {type(text).__name__}, not text")
     try:
         text.encode()
     except UnicodeEncodeError as error:  # half of an escaped pair, such as "\ud800"
-        raise PolyvisionError(f"{place}: {key!r} is not Unicode text ({error.reason})") from None
+        raise _BadLine(f": {key!r} is not Unicode text ({error.reason})") from None
     return text
+
+
+# The names of pyarrow's types of text; older versions lack the last.
+_PARQUET_TEXT = ("string", "large_string", "string_view")
 
 
 def _parquet(source: Source, column: str) -> Iterator[Piece]:
@@ -215,7 +310,8 @@ def _parquet(source: Source, column: str) -> Iterator[Piece]:
                 f"Columns: {', '.join(names)}; see --text-key"
             )
         kind = file.schema_arrow.field(column).type
-        if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+        values = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
+        if str(values) not in _PARQUET_TEXT:
             raise PolyvisionError(f"{source.path}: column {column!r} is {kind}, not text")
         rows, done = max(1, file.metadata.num_rows), 0
         for batch in file.iter_batches(batch_size=256, columns=[column]):
@@ -239,22 +335,31 @@ def _chunks(source: Source) -> Iterator[tuple[str, int]]:
             text = decoder.decode(content, final=not content)
         except UnicodeDecodeError as error:
             at = offset - pending + error.start
-            inside = " of the decompressed text" if source.path.suffix.lower() in _PACKED else ""
-            raise PolyvisionError(
-                f"{source.path} is not UTF-8: byte {error.object[error.start]:#04x} at offset "
-                f"{at}{inside}; convert it first, for example with iconv -t UTF-8"
-            ) from None
+            wrong = _not_utf8(source, error.object[error.start], at)
+            raise PolyvisionError(f"{source.path}{wrong}") from None
         offset += len(content)
         if first and text:
             text, first = text.removeprefix("\ufeff"), False
         yield text, position
 
 
+def _not_utf8(source: Source, byte: int, offset: int) -> str:
+    inside = " of the decompressed text" if source.path.suffix.lower() in _PACKED else ""
+    return (
+        f" is not UTF-8: byte {byte:#04x} at offset {offset}{inside}; "
+        "convert it first, for example with iconv -t UTF-8"
+    )
+
+
 def _bytes(source: Source) -> Iterator[tuple[bytes, int]]:
     """Yield the decompressed content, an empty one last, and how far the file itself was read."""
+    first = True
     try:
         with source.path.open("rb") as raw:
             for content in _decompressed(raw, source.path.suffix.lower()):
+                if first:
+                    refuse_binary(content, str(source.path))
+                    first = False
                 yield content, raw.tell()
         yield b"", source.size
     except _read_errors(source) as error:
@@ -266,7 +371,7 @@ def _decompressed(raw: IO[bytes], suffix: str) -> Iterator[bytes]:
     if suffix == ".zst":
         yield from _zstandard(raw)
         return
-    kinds: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
+    kinds: dict[str, Any] = {".bz2": bz2.open, ".gz": gzip.open, ".xz": lzma.open}
     with kinds.get(suffix, contextlib.nullcontext)(raw) as file:
         while content := file.read(_CHUNK):
             yield content

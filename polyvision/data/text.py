@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import lzma
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
@@ -16,11 +17,16 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from polyvision.data.cache import Arrays, cache_folder, cached_arrays
+from polyvision.data.split import nearest_border
 from polyvision.data.tokenizer_spec import TokenizerSpec, parse_tokenizer
 from polyvision.data.tokenizers import Tokenizer, tokenizer_from_json
+from polyvision.data.utf8 import decode_text
 from polyvision.errors import PolyvisionError, unknown
 
 __all__ = ["TextData", "TokenWindows", "load_book", "load_text_data", "pack_tokens", "read_text"]
+
+# Learning from more characters than this takes some seconds.
+_LONG_TO_LEARN = 4 << 20
 
 
 class TokenWindows(Dataset[tuple[Tensor, Tensor]]):
@@ -165,7 +171,7 @@ def load_book() -> str:
 
 
 def read_text(path: str | Path) -> str:
-    """Return the text of a UTF-8 file, line ends as they are.
+    """Return the text of a UTF-8 file, without a byte order mark, line ends as they are.
 
     Raises:
         PolyvisionError: the file is missing, unreadable, empty or not UTF-8.
@@ -182,13 +188,7 @@ def read_text(path: str | Path) -> str:
         raise PolyvisionError(f"{place} cannot be read: {error.strerror}") from None
     if not content:
         raise PolyvisionError(f"{place} is empty; name a UTF-8 text file with some text")
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise PolyvisionError(
-            f"{place} is not UTF-8: byte {content[error.start]:#04x} at offset {error.start}; "
-            "convert it first, for example with iconv -t UTF-8"
-        ) from None
+    return decode_text(content, place)
 
 
 def pack_tokens(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
@@ -227,23 +227,23 @@ def _split_point(text: str, fraction: float) -> int:
     A border may move the cut by at most half of the smaller part.
     """
     target = round(len(text) * fraction)
-    reach = min(target, len(text) - target) // 2
-    for border in ("\n\n", "\n", " "):
-        before = text.rfind(border, target - reach, target) + len(border)
-        after = text.find(border, target - len(border) + 1, target + reach) + len(border)
-        found = [cut for cut in (before, after) if cut >= len(border)]
-        if found:
-            return min(found, key=lambda cut: abs(cut - target))
-    return target
+    return nearest_border(text, target, min(target, len(text) - target) // 2)
 
 
 def _key(text: str, cut: int, spec: TokenizerSpec) -> str:
     """Return a hash of all that the encoded arrays depend on."""
-    recipe = f"2 {version('tokenizers')} {spec} {cut} "
+    recipe = f"3 {version('tokenizers')} {spec} {cut} "
     return hashlib.sha256(recipe.encode() + text.encode()).hexdigest()
 
 
 def _encode(text: str, cut: int, spec: TokenizerSpec) -> Arrays:
+    if spec.kind == "bpe" and cut > _LONG_TO_LEARN:
+        print(
+            f"learning a vocabulary of {spec.vocab_size:,} tokens from {cut:,} characters; later "
+            "runs find it in the cache",
+            file=sys.stderr,
+            flush=True,
+        )
     tokenizer = spec.make([text[:cut]])
     return {
         "tokenizer": np.frombuffer(tokenizer.to_json().encode(), dtype=np.uint8),

@@ -16,7 +16,7 @@ from polyvision.data.tokenizers import (
     Tokenizer,
     tokenizer_from_json,
 )
-from polyvision.errors import PolyvisionError, did_you_mean
+from polyvision.errors import PolyvisionError, did_you_mean, looked_for
 
 __all__ = ["TokenizerSpec", "parse_tokenizer"]
 
@@ -40,13 +40,29 @@ class TokenizerSpec:
     vocab_size: int
     definition: str = ""
 
-    def make(self, texts: Iterable[str], *, end_token: bool = False) -> Tokenizer:
+    def make(self, texts: Iterable[str], *, end_token: bool | str = False) -> Tokenizer:
         """Return the tokenizer; only ``bpe`` looks at the texts, and adds the end token."""
         if self.kind == "bytes":
             return ByteTokenizer()
         if self.kind == "bpe":
             return BPETokenizer.train(texts, self.vocab_size, end_token=end_token)
         return tokenizer_from_json(self.definition)
+
+    def ending_with(self, name: str) -> TokenizerSpec:
+        """Return the specification with another token after each document.
+
+        Raises:
+            PolyvisionError: the tokenizer has no such special token.
+        """
+        if self.kind == "bpe":  # named when it is learned
+            return self
+        tokenizer = self.make(())
+        if not isinstance(tokenizer, BPETokenizer):
+            raise PolyvisionError(
+                f"end token {name!r}: the tokenizer bytes has no special tokens; take "
+                "bpe:<vocabulary> or a tokenizer.json"
+            )
+        return dataclasses.replace(self, definition=tokenizer.ending_with(name).to_json())
 
 
 def parse_tokenizer(spec: str) -> TokenizerSpec:
@@ -94,7 +110,9 @@ def _read(path: Path) -> Tokenizer:
                 return _gpt2(path / vocabulary, path / merges)
     except FileNotFoundError:
         near = [str(p) for p in path.parent.glob("*")]
-        raise PolyvisionError(f"{place}: no such file.{did_you_mean(str(path), near)}") from None
+        raise PolyvisionError(
+            f"{place}: no such file{looked_for(path)}.{did_you_mean(str(path), near)}"
+        ) from None
     except OSError as error:
         raise PolyvisionError(f"{place} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from polyvision.errors import PolyvisionError
+from polyvision.errors import PolyvisionError, did_you_mean, some
 
 __all__ = [
     "END_TOKEN",
+    "LONGEST_PIECE",
     "BPETokenizer",
     "ByteTokenizer",
     "Tokenizer",
@@ -32,10 +33,16 @@ __all__ = [
     "tokenizer_from_json",
 ]
 
+# A run of more characters than this without a border between words is cut all the same, and may
+# lose a token boundary there: encoding holds about a hundred bytes a character.
+LONGEST_PIECE = 1 << 20
 # What a tokenizer that is trained here calls the token after each document.
 END_TOKEN = "<|endoftext|>"
 # The names of that token in other tokenizers, in the order they are looked for.
 _END_TOKENS = (END_TOKEN, "<|end_of_text|>", "</s>", "<eos>")
+# Merges are learned from runs without white space, or of it, of at most this many characters: the
+# trainer's time grows with the square of a word's length.
+_LEARN_RUN = 256
 
 
 class Tokenizer(ABC):
@@ -49,6 +56,11 @@ class Tokenizer(ABC):
     @property
     def end(self) -> int | None:
         """The id of the token after each document, where there is one; it stands for no text."""
+        return None
+
+    @property
+    def end_name(self) -> str | None:
+        """The name of the token ``end``."""
         return None
 
     @abstractmethod
@@ -149,7 +161,10 @@ class BPETokenizer(Tokenizer):
             raise PolyvisionError(f"tokenizer definition: not usable ({error!r})") from None
         added = self._tokenizer.get_added_tokens_decoder()
         special = {token.content: i for i, token in added.items() if token.special}
-        self._end = next((special[name] for name in _END_TOKENS if name in special), None)
+        names = (_template_end(parts), *_END_TOKENS)
+        self._end_name = next((name for name in names if name in special), None)
+        self._end = None if self._end_name is None else special[self._end_name]
+        self.special = tuple(special)
         if self.decode(self.encode(_PROBE)) != _PROBE:
             raise PolyvisionError(
                 f"tokenizer definition: {_PROBE!r} comes back as "
@@ -158,16 +173,21 @@ class BPETokenizer(Tokenizer):
 
     @classmethod
     def train(
-        cls, texts: Iterable[str], vocab_size: int, *, end_token: bool = False
+        cls, texts: Iterable[str], vocab_size: int, *, end_token: bool | str = False
     ) -> BPETokenizer:
         """Learn merges from ``texts``; the same texts give the same tokenizer.
+
+        A run of more than 256 characters without white space, or of white space, is learned from in
+        parts of that length, so no token becomes longer. Encoding takes such a run as a whole.
 
         Args:
             texts: what the merges are learned from.
             vocab_size: tokens wanted, at least 256. Little text gives fewer: a pair must occur
                 twice to be merged.
-            end_token: one of the tokens is ``END_TOKEN``.
+            end_token: one of the tokens stands after each document: True for ``END_TOKEN``, or
+                its name.
         """
+        end = END_TOKEN if end_token is True else end_token or None
         tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
         tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = tokenizers.decoders.ByteLevel()
@@ -175,11 +195,39 @@ class BPETokenizer(Tokenizer):
             vocab_size=vocab_size,
             min_frequency=2,
             initial_alphabet=sorted(_BYTE_OF_SYMBOL),
-            special_tokens=[END_TOKEN] if end_token else [],
+            special_tokens=[end] if end else [],
             show_progress=False,
         )
-        tokenizer.train_from_iterator((p for text in texts for p in _pieces(text)), trainer)
-        return cls(tokenizer.to_str())
+        parts = (part for text in texts for piece in _pieces(text) for part in _learnable(piece))
+        tokenizer.train_from_iterator(parts, trainer)
+        learned = cls(tokenizer.to_str())
+        return learned.ending_with(end) if end else learned
+
+    def ending_with(self, name: str) -> BPETokenizer:
+        """Return this tokenizer with another token after each document.
+
+        The definition says so in the library's own terms, as a template of a whole text, unless the
+        name is found anyway.
+
+        Args:
+            name: a special token of the definition.
+
+        Raises:
+            PolyvisionError: it is not.
+        """
+        if name not in self.special:
+            valid = some(self.special, 20) or "none"
+            hint = did_you_mean(name, self.special)
+            raise PolyvisionError(
+                f"end token {name!r}: not a special token of this tokenizer.{hint} Valid: {valid}"
+            )
+        if name == self._end_name:
+            return self
+        changed = tokenizers.Tokenizer.from_str(self._definition)
+        changed.post_processor = tokenizers.processors.TemplateProcessing(
+            single=["$A", name], special_tokens=[(name, changed.token_to_id(name))]
+        )
+        return BPETokenizer(changed.to_str())
 
     @property
     def vocabulary(self) -> tuple[bytes, ...]:
@@ -188,8 +236,13 @@ class BPETokenizer(Tokenizer):
 
     @property
     def end(self) -> int | None:
-        """The id of the first of the usual names of this token that the definition has."""
+        """The id of what the definition's template puts last, else of the first usual name."""
         return self._end
+
+    @property
+    def end_name(self) -> str | None:
+        """The name of the token ``end``."""
+        return self._end_name
 
     def encode(self, text: str) -> np.ndarray:
         """Return the token ids of ``text``, using all cores for a long one."""
@@ -231,14 +284,19 @@ def _parse_object(text: str) -> dict[str, Any]:
 _CUT = re.compile(r"(?<=\w) (?=\w)")
 
 
-def next_cut(text: str, start: int) -> int | None:
+def next_cut(text: str, start: int, end: int | None = None) -> int | None:
     """Return the first place from ``start`` on where cutting ``text`` does not change its tokens.
+
+    Args:
+        text: the text.
+        start: the first place that may be returned.
+        end: nothing is looked at from here on; None for the whole text.
 
     Example:
         >>> next_cut("white whale", 2)
         5
     """
-    found = _CUT.search(text, start)
+    found = _CUT.search(text, start, len(text) if end is None else end)
     return found.start() if found else None
 
 
@@ -246,9 +304,35 @@ def _pieces(text: str, size: int = 1 << 16) -> Iterator[str]:
     """Cut ``text`` into pieces of about ``size`` characters that encode to the same tokens."""
     start = 0
     while start < len(text):
-        end = next_cut(text, start + size) or len(text)
+        longest = min(start + LONGEST_PIECE, len(text))
+        end = next_cut(text, start + size, longest) or longest
         yield text[start:end]
         start = end
+
+
+# Runs that are too long to learn from; a look behind keeps the search linear.
+_LONG_RUN = re.compile(rf"(?<!\S)\S{{{_LEARN_RUN + 1},}}|(?<!\s)\s{{{_LEARN_RUN + 1},}}")
+
+
+def _learnable(text: str) -> Iterator[str]:
+    """Cut ``text`` inside runs of more than 256 characters, after each 256 of them."""
+    start = 0
+    for run in _LONG_RUN.finditer(text):
+        for end in range(run.start() + _LEARN_RUN, run.end(), _LEARN_RUN):
+            yield text[start:end]
+            start = end
+    yield text[start:]
+
+
+def _template_end(definition: dict[str, Any]) -> str | None:
+    """Return the special token that the definition's template puts after a single text."""
+    processor = definition.get("post_processor")
+    found = processor if isinstance(processor, dict) else {}
+    template = found.get("single") if found.get("type") == "TemplateProcessing" else None
+    last = template[-1] if template and isinstance(template, list) else None
+    if not isinstance(last, dict) or "SpecialToken" not in last:
+        return None
+    return str(last["SpecialToken"]["id"])
 
 
 def _byte_symbols() -> dict[str, int]:

@@ -34,6 +34,7 @@ from polyvision.kernels import use_backend
 from polyvision.models.export_config import export_config
 from polyvision.models.network import VisionNetwork
 from polyvision.models.saved import Saved
+from polyvision.models.weight_files import file_digest
 
 __all__ = ["FORMATS", "Exported", "export_saved"]
 
@@ -84,13 +85,14 @@ def export_saved(saved: Saved, folder: Path, formats: Sequence[str]) -> Exported
     except OSError as error:
         raise PolyvisionError(f"cannot write {folder}: {error.strerror}") from error
     try:
-        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         if saved.tokenizer is not None:
             (partial / "tokenizer.json").write_text(saved.tokenizer, encoding="utf-8")
             files["tokenizer.json"] = "for polyvision.data.tokenizers.tokenizer_from_json"
         for name in dict.fromkeys(formats):
             file, text = FORMATS[name](saved, model, partial)
             files[file] = text
+        config["polyvision"]["sha256"] = {p.name: file_digest(p) for p in sorted(partial.iterdir())}
+        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         _usual_permissions(partial)
         partial.rename(folder)
     except OSError as error:
@@ -206,7 +208,7 @@ def _compare(saved: Saved, model: nn.Module, run: Run, name: str) -> str:
                 f"{name} computes something else than the network: error {error:.3g} where the "
                 f"largest output is {scale:.3g} (batch of {batch}). Nothing was written."
             )
-        worst, share = max(worst, error), max(share, error / scale)
+        worst, share = max(worst, error), max(share, error / scale if scale else 0.0)
     return f"max error {worst:.2g} ({share:.1g} of the largest output), checked at batch 1 and 3"
 
 

@@ -6,8 +6,9 @@ https://arxiv.org/abs/1904.09751.
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from polyvision.errors import PolyvisionError
 from polyvision.models.transformer import Transformer
 
-__all__ = ["generate", "next_token_probabilities", "stream"]
+__all__ = ["generate", "next_token_probabilities", "prompt_seeds", "stream"]
 
 _COLDEST = 1e-38  # about the smallest normal number of fp32
 
@@ -29,7 +30,7 @@ def generate(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    seed: int | None = None,
+    seed: int | Sequence[int] | None = None,
 ) -> Tensor:
     """Continue each prompt by ``max_new_tokens`` tokens.
 
@@ -47,6 +48,8 @@ def generate(
         top_p: draw from the smallest set of most likely tokens that holds this probability (after
             ``top_k``), greater than 0 and at most 1; None for all.
         seed: for repeatable samples; None for a fresh one.
+
+            Each row has its own random numbers, see ``prompt_seeds``; or give a seed for each.
 
     Returns:
         (B, T + n) int64: the prompt and its continuation.
@@ -85,12 +88,12 @@ def stream(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    seed: int | None = None,
+    seed: int | Sequence[int] | None = None,
 ) -> Generator[Tensor, None, None]:
     """Yield what ``generate`` appends, one token of each row at a time.
 
     The model is in eval mode until the iterator ends or is closed. A row's continuation does not
-    depend on the lengths of the others; the rows draw from one sequence of random numbers.
+    depend on the other rows, but for rounding: each draws from its own random numbers.
 
     Args:
         model: as in ``generate``, like all that is not explained here.
@@ -101,7 +104,7 @@ def stream(
         temperature: divides the logits.
         top_k: number of tokens to draw from.
         top_p: probability of the tokens to draw from.
-        seed: for repeatable samples.
+        seed: for repeatable samples: one for all rows, see ``prompt_seeds``, or one for each.
 
     Yields:
         (B,) int64.
@@ -119,12 +122,8 @@ def stream(
         [torch.Size([2]), torch.Size([2])]
     """
     _check(prompt, max_new_tokens, temperature, top_k, top_p)
-    generator = torch.Generator(prompt.device)
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed)
     starts = torch.zeros_like(prompt[:, 0]) if starts is None else starts
+    generators = _generators(prompt, starts, seed)
     assert bool((starts < prompt.shape[1]).all())
     context = model.shape.context
     tokens, cache = prompt[:, -context:], None
@@ -145,11 +144,63 @@ def stream(
                 token = logits.argmax(-1)  # (B,)
             else:
                 probabilities = next_token_probabilities(logits, temperature, top_k, top_p)
-                token = torch.multinomial(probabilities, 1, generator=generator)[:, 0]
+                drawn = [
+                    torch.multinomial(row, 1, generator=generator)
+                    for row, generator in zip(probabilities, generators, strict=True)
+                ]
+                token = torch.cat(drawn)
             yield token
             tokens = torch.cat((tokens, token[:, None]), dim=1)
             if tokens.shape[1] > context:  # the window moves on
                 tokens, starts = tokens[:, 1:], (starts - 1).clamp(min=0)
+
+
+def prompt_seeds(seed: int, prompts: Sequence[Sequence[int]]) -> list[int]:
+    """Return a seed for each prompt that does not depend on the others.
+
+    So a prompt has the same continuation alone and among others. Only of equal prompts, all but the
+    first get seeds of their own, which makes them different samples.
+
+    Args:
+        seed: of the first prompt of its kind.
+        prompts: the tokens of each.
+
+    Example:
+        >>> prompt_seeds(5, [[1, 2], [3]])
+        [5, 5]
+        >>> prompt_seeds(5, [[3], [3]])[0]
+        5
+    """
+    seeds: list[int] = []
+    counts: dict[tuple[int, ...], int] = {}
+    for prompt in prompts:
+        key = tuple(prompt)
+        before = counts.get(key, 0)
+        counts[key] = before + 1
+        seeds.append(seed if not before else _derived(seed, before))
+    return seeds
+
+
+def _derived(seed: int, number: int) -> int:
+    digest = hashlib.blake2b(f"{seed} {number}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1  # below 2**63
+
+
+def _generators(
+    prompt: Tensor, starts: Tensor, seed: int | Sequence[int] | None
+) -> list[torch.Generator]:
+    """Return the random numbers of each row."""
+    generators = [torch.Generator(prompt.device) for _ in prompt]
+    if seed is None:
+        for generator in generators:
+            generator.seed()
+        return generators
+    if isinstance(seed, int):
+        pairs = zip(prompt.tolist(), starts.tolist(), strict=True)
+        seed = prompt_seeds(seed, [row[start:] for row, start in pairs])
+    for generator, own in zip(generators, seed, strict=True):
+        generator.manual_seed(own)
+    return generators
 
 
 def next_token_probabilities(

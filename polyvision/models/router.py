@@ -9,10 +9,12 @@ experts chosen for each of N tokens:
 
 .. math:: z = \frac1N \sum_n \big(\ln \textstyle\sum_i e^{l_{ni}}\big)^2
 
-f is divided by K, so that a perfectly balanced router has balance 1 whatever K is; an
-implementation that does not divide (Hugging Face's OLMoE) gives K times as much. The paper
-says neither; its code base divides. A model adds up the mean of both over its layers, before the
-weights 0.01 and 0.001. The gradient of the balance comes through P alone.
+f is divided by K, so that a perfectly balanced router has balance 1 whatever K is. A model takes
+the mean of both losses over its layers, before the weights 0.01 and 0.001. Hugging Face's OLMoE
+differs twice: it does not divide by K, and it takes the means f and P over the tokens of all layers
+before it multiplies them. So layers that prefer different experts balance each other there, and do
+not here. The paper says nothing about either; its code base divides by K and multiplies in each
+layer, as here. The gradient of the balance comes through P alone.
 
 Source: Fedus et al. 2021 (balance), https://arxiv.org/abs/2101.03961; Zoph et al. 2022 (z-loss),
 https://arxiv.org/abs/2202.08906; Muennighoff et al. 2024 (OLMoE), https://arxiv.org/abs/2409.02060.

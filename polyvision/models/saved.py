@@ -12,13 +12,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from polyvision.errors import PolyvisionError, unknown
+from polyvision.activations import activation_info, activation_names
+from polyvision.errors import PolyvisionError, looked_for, unknown
 from polyvision.models.network import Network, network_from_plain
+from polyvision.models.weight_files import read_tensor_file
 
-__all__ = ["WEIGHTS", "Saved", "load_model", "load_strictly", "open_saved", "read_json"]
+__all__ = [
+    "WEIGHTS",
+    "Saved",
+    "check_registered",
+    "load_model",
+    "load_strictly",
+    "open_saved",
+    "read_json",
+]
 
 WEIGHTS = ("best", "last", "ema")
 # Entries of a checkpoint: all weights of the Lightning module, and the averaged ones if any.
@@ -103,7 +112,7 @@ def open_saved(path: str | Path, *, weights: str | None = None) -> Saved:
         return _checkpoint(folder, place, weights)
     if not place.exists():
         raise PolyvisionError(
-            f"{path} does not exist: give a run folder, a checkpoint or an export"
+            f"{path} does not exist{looked_for(path)}: give a run folder, a checkpoint or an export"
         )
     if not (place / "config.yaml").is_file():
         raise PolyvisionError(
@@ -129,7 +138,7 @@ def _checkpoint(folder: Path, file: Path, weights: str | None) -> Saved:
         raise PolyvisionError(
             f"{file} is one checkpoint; for the {weights} weights name the run folder {folder}"
         )
-    state = _read(file)
+    state = read_tensor_file(file)
     if not isinstance(state, dict) or not {_RAW, "global_step"} <= set(state):
         raise PolyvisionError(f"{file} is not the checkpoint of a run")
     averaged = isinstance(state.get(_EMA), Mapping)
@@ -142,10 +151,12 @@ def _checkpoint(folder: Path, file: Path, weights: str | None) -> Saved:
             f"{folder} has no network.json, which says what its network is: it was written by an "
             f"earlier version"
         )
+    network = network_from_plain(read_json(description), str(description))
+    check_registered(network.activation, folder)
     step = int(state["global_step"])
     tokenizer = folder / "tokenizer.json"
     return Saved(
-        network=network_from_plain(read_json(description), str(description)),
+        network=network,
         tensors={k.removeprefix(_PREFIX): v for k, v in tensors.items() if k.startswith(_PREFIX)},
         source=file,
         folder=folder,
@@ -173,10 +184,13 @@ def _export(folder: Path, weights: str | None) -> Saved:
         raise PolyvisionError(
             f"{folder} has no model.safetensors: export with --format safetensors"
         )
+    network = network_from_plain(ours["network"], str(folder / "config.json"))
+    check_registered(network.activation, folder)
     tokenizer = folder / "tokenizer.json"
     return Saved(
-        network=network_from_plain(ours["network"], str(folder / "config.json")),
-        tensors=_read(source),
+        network=network,
+        # An export of an earlier version has no digests.
+        tensors=read_tensor_file(source, sha256=ours.get("sha256", {}).get(source.name)),
         source=source,
         folder=folder,
         weights=ours["weights"],
@@ -185,6 +199,48 @@ def _export(folder: Path, weights: str | None) -> Saved:
         settings=ours.get("settings", {}),
         tokenizer=tokenizer.read_text(encoding="utf-8") if tokenizer.is_file() else None,
     )
+
+
+def check_registered(name: str, folder: Path) -> None:
+    """Check that the activation of a run or export is known, and say what makes it known.
+
+    Args:
+        name: the activation.
+        folder: the run folder, whose ``environment.json`` records which module of the user
+            registered it, or the export, whose ``config.json`` does.
+
+    Raises:
+        PolyvisionError: it is not registered.
+    """
+    if name in activation_names():
+        return
+    try:
+        origin = _recorded_origin(folder)
+    except PolyvisionError:
+        origin = None
+    if origin is None:
+        activation_info(name)  # raises
+    text = f"{folder}: its activation {name!r} is not registered in this process"
+    if all(map(str.isidentifier, str(origin).split("."))):
+        raise PolyvisionError(
+            f"{text}: the module {origin} did that where it was trained. In Python import {origin} "
+            f'first; a command is then: python -c "import sys, {origin}; from polyvision.cli '
+            f'import main; sys.exit(main())" <arguments>'
+        )
+    raise PolyvisionError(
+        f"{text}: {origin} did that where it was trained. Move it to a module that can be "
+        f"imported, and import that first"
+    )
+
+
+def _recorded_origin(folder: Path) -> str | None:
+    """Return what ``activation_origin`` gave where the network was trained or exported."""
+    if (folder / "config.json").is_file():
+        ours = read_json(folder / "config.json").get("polyvision", {})
+        return ours.get("activation", {}).get("registered_by")
+    if (folder / "environment.json").is_file():
+        return read_json(folder / "environment.json").get("activation_registered_by")
+    return None
 
 
 def load_strictly(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
@@ -218,19 +274,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise PolyvisionError(f"{path} is damaged: it holds no keys")
     return content
-
-
-def _read(path: Path) -> Any:
-    """Read a file of tensors, never running code from it."""
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of zip, pickle, safetensors or the file system
-        reason = " ".join(str(error).split())
-        raise PolyvisionError(f"{path} cannot be read as weights: {reason}") from error
 
 
 def _metrics(path: Path, step: int) -> dict[str, float]:

@@ -21,6 +21,7 @@ from polyvision.models.choice import Select, choose
 from polyvision.models.functions import is_activation_module, is_whole_norm
 from polyvision.models.inputs import Inputs, example_inputs
 from polyvision.models.rewrite import CannotRewrite, rewritten_class, source_of
+from polyvision.models.save_pretrained import guard_save_pretrained
 from polyvision.models.sites import Use, find_uses
 from polyvision.models.swap_report import Kept, Site, SwapReport
 
@@ -108,12 +109,15 @@ def swap_activations(
     except BaseException:
         edit.undo()
         raise
+    added = sum(p.numel() for p in model.parameters()) - before
+    if edit.done:
+        notes += guard_save_pretrained(model, coefficients=added > 0)
     return SwapReport(
         activation=activation.name,
         sites=tuple(_site(use) for use in edit.done),
         kept=tuple(kept),
         leftovers=tuple(leftovers),
-        parameters_added=sum(p.numel() for p in model.parameters()) - before,
+        parameters_added=added,
         notes=(*notes, *edit.notes),
     )
 

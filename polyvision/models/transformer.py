@@ -41,12 +41,14 @@ class Losses(NamedTuple):
         nats: () cross-entropy summed over the tokens. No gradient.
         tokens: () number of tokens that count.
         routing: the routers' records, with a first dimension of layers; None in a dense model.
+        z: () z-loss summed over the tokens, with its weight. No gradient.
     """
 
     total: Tensor
     nats: Tensor
     tokens: Tensor
     routing: Routing | None
+    z: Tensor
 
 
 class Block(nn.Module):
@@ -176,14 +178,14 @@ class Transformer(nn.Module):
             x.flatten(0, 1), self.head.weight, targets.flatten(), z_weight=z_weight
         )
         count = (targets != IGNORED).sum()
-        total = loss / count.clamp(min=1)
+        total, z = loss / count.clamp(min=1), loss.detach() - nats
         if not records:
-            return Losses(total, nats, count, None)
+            return Losses(total, nats, count, None, z)
         moe = self.shape.moe
         assert moe is not None
         routing = Routing(*(torch.stack(values) for values in zip(*records, strict=True)))
         total = total + moe.load_balance * routing.balance.mean() + moe.router_z * routing.z.mean()
-        return Losses(total, nats, count, routing)
+        return Losses(total, nats, count, routing, z)
 
     def new_cache(self, starts: Tensor, capacity: int) -> KeyValueCache:
         """Return an empty cache for ``decode``; the arguments are those of ``KeyValueCache``."""

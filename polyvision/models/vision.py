@@ -28,8 +28,14 @@ from polyvision.models.weights import Loaded, load_pretrained
 
 __all__ = ["UnknownOption", "VisionModel", "create_vision_model"]
 
-# Set from arguments of their own.
-_RESERVED = ("act_layer", "img_size", "in_chans", "num_classes", "pretrained")
+# Keywords of timm that are set in another way, and how: in a configuration (in Python).
+_RESERVED = {
+    "act_layer": "choose the activation with act=<name> (activation)",
+    "img_size": "it is data.image_size (image_size)",
+    "in_chans": "it is the number of channels of the data's images (in_chans)",
+    "num_classes": "it is the number of classes in the data (num_classes)",
+    "pretrained": "it is model.pretrained (pretrained)",
+}
 _UNEXPECTED = re.compile(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'")
 
 
@@ -134,7 +140,9 @@ def _timm_keywords(
     keywords = dict(model_kwargs or {})
     for reserved in _RESERVED:
         if reserved in keywords:
-            raise PolyvisionError(f"model_kwargs must not set {reserved!r}: it has its own setting")
+            raise PolyvisionError(
+                f"model.options (model_kwargs) cannot set {reserved}: {_RESERVED[reserved]}"
+            )
     if not timm.is_model(name):
         known = timm.list_models()
         close = difflib.get_close_matches(name.split(".")[0], known, n=3, cutoff=0.5)

@@ -8,10 +8,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
 from polyvision.errors import PolyvisionError, did_you_mean
+from polyvision.models.empty import on_meta
 
 __all__ = ["build_empty"]
 
@@ -44,20 +44,12 @@ def build_empty(name: str) -> nn.Module:
     return builders[library](model)
 
 
-def _on_meta(build: Callable[[], nn.Module]) -> nn.Module:
-    try:
-        with torch.device("meta"):
-            return build()
-    except NotImplementedError:  # some constructors compute with the values of tensors
-        return build()
-
-
 def _timm(name: str) -> nn.Module:
     import timm
 
     if not timm.is_model(name):
         raise _unknown("timm", name, timm.list_models())
-    return _on_meta(lambda: timm.create_model(name))
+    return on_meta(lambda: timm.create_model(name))
 
 
 def _torchvision(name: str) -> nn.Module:
@@ -71,7 +63,8 @@ def _torchvision(name: str) -> nn.Module:
         options["init_weights"] = False
     if "weights_backbone" in inspect.signature(models.get_model_builder(name)).parameters:
         options["weights_backbone"] = None  # networks for detection would download them
-    return _on_meta(lambda: models.get_model(name, **options))
+    model: nn.Module = on_meta(lambda: models.get_model(name, **options))
+    return model
 
 
 def _transformers(name: str) -> nn.Module:
@@ -80,7 +73,8 @@ def _transformers(name: str) -> nn.Module:
     if name not in known:
         raise _unknown("transformers", name, known)
     config = transformers.AutoConfig.for_model(name)
-    return _on_meta(lambda: transformers.AutoModel.from_config(config))
+    model: nn.Module = on_meta(lambda: transformers.AutoModel.from_config(config))
+    return model
 
 
 def _unknown(library: str, name: str, known: list[str]) -> PolyvisionError:

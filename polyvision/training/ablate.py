@@ -17,6 +17,7 @@ from polyvision.training.ablate_report import report
 from polyvision.training.ablate_studies import STUDIES, Study
 from polyvision.training.children import Child, describe_code, run_children
 from polyvision.training.compose import SCRIPTS, Task
+from polyvision.training.output import lasting_output
 from polyvision.training.report import format_table
 
 __all__ = ["add_arguments", "job_slots", "run"]
@@ -79,6 +80,7 @@ def run(arguments: argparse.Namespace) -> str:
         PolyvisionError: a mistake in the arguments; nothing has been started then.
         SystemExit: 1 if a run failed, 128 + signal if one stopped the study.
     """
+    lasting_output()  # runs go on, whoever reads
     if arguments.study not in STUDIES:
         raise unknown("study", arguments.study, STUDIES)
     study = STUDIES[arguments.study]
@@ -192,7 +194,11 @@ def _outcome(each: Planned, code: int, log: Path) -> str:
         tag = summary["monitor"]
         last = summary["last"].get(tag, math.nan)
         return f"{tag} {last:.4f} in {summary['seconds']:g} s"
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [
+        line
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
+        if line.strip()
+    ]
     errors = [line for line in lines if line.startswith("error: ")] or lines[-1:]
     reason = errors[0].removeprefix("error: ") if errors else "it printed nothing"
     how = "stopped by" if code > 128 else "failed with"

@@ -103,10 +103,10 @@ def _answer_section(study: Study, comparisons: Mapping[str, Comparison]) -> Sect
     paper = (
         "The paper draws no conclusion on this."
         if study.finding is None
-        else f"The paper, from one run of 1.3B parameters each: {study.finding}."
+        else f"The paper, at 1.3B parameters and without a number of runs: {study.finding}."
     )
     if study.sizes:
-        paper = f"The paper, from one run each: {study.finding}."
+        paper = f"The paper, without a number of runs: {study.finding}."
     items = []
     for model, comparison in comparisons.items():
         shown = (TRAIN_LOSS, comparison.metrics[0])

@@ -1,8 +1,8 @@
 """The ablations of the PolyCom paper as lists of runs.
 
 Source: Zhuo et al. 2024, https://arxiv.org/abs/2411.03884: section 4.4 with Figure 5, appendix G
-with Figure 8 and Table 10. The paper trains one model of 1.3B parameters for each curve and gives
-no seeds; here size, data, steps and seeds are the user's.
+with Figure 8 and Table 10. The paper shows one curve of 1.3B parameters for each activation, and
+gives neither seeds nor a number of runs; here size, data, steps and seeds are the user's.
 """
 
 from __future__ import annotations

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import default_collate
 
@@ -23,6 +22,7 @@ from polyvision.training.callbacks import tensorboard
 from polyvision.training.loader import MapDataset
 from polyvision.training.loggers import JsonLinesLogger
 from polyvision.training.module import TaskModule
+from polyvision.training.steps import FinishedStep, StepListener
 from polyvision.training.throughput import Throughput
 from polyvision.training.workers import Collate
 
@@ -93,7 +93,7 @@ def rank_history(metrics: Path) -> dict[int, dict[str, float]]:
     return dict(sorted(history.items()))
 
 
-class Analyses(Callback):
+class Analyses(StepListener):
     """Run analyses before training and after every ``every_n_steps`` optimizer steps.
 
     Each goes to TensorBoard, to metrics.jsonl, and as PNG and JSON into ``analysis/`` of the run
@@ -115,7 +115,6 @@ class Analyses(Callback):
         self.kinds = list(dict.fromkeys(kinds))
         self.every_n_steps = every_n_steps
         self._gradients: dict[str, float] = {}
-        self._done = -1
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Look at the network before the first step."""
@@ -130,15 +129,19 @@ class Analyses(Callback):
             assert isinstance(pl_module, TaskModule)
             self._gradients = gradient_norms(pl_module.model)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Look at the network at every n-th step, once."""
-        if trainer.global_step % self.every_n_steps == 0 and trainer.global_step != self._done:
+    def on_step_end(
+        self, trainer: Trainer, pl_module: LightningModule, done: FinishedStep
+    ) -> dict[str, float]:
+        """Look at the network at every n-th step."""
+        if done.step % self.every_n_steps == 0:
             self._run(trainer, pl_module)
+        return {}
 
     def _run(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        step = self._done = trainer.global_step
+        step = trainer.global_step
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, Throughput):  # like validation, this is no training time
+                callback.pause(pl_module.device)
         writer = tensorboard(trainer)
         if writer is None:
             return
@@ -159,6 +162,3 @@ class Analyses(Callback):
             for logger in trainer.loggers:
                 if isinstance(logger, JsonLinesLogger):
                     logger.log_metrics(result.tags(), step)
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, Throughput):  # like validation, this is no training time
-                callback.on_validation_end(trainer, pl_module)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -13,9 +14,11 @@ from omegaconf import DictConfig
 
 from polyvision.errors import PolyvisionError
 from polyvision.training.children import (
+    SWEEP_VARIABLE,
     Child,
     command_of_this_program,
     describe_code,
+    is_further_rank,
     run_children,
 )
 from polyvision.training.compose import (
@@ -28,7 +31,10 @@ from polyvision.training.compose import (
     open_keys,
     typed_config,
 )
+from polyvision.training.output import lasting_output, say_error
 from polyvision.training.overrides import check_validation, given_keys
+from polyvision.training.paths import from_folder
+from polyvision.training.schema import Config
 
 __all__ = ["main"]
 
@@ -41,6 +47,7 @@ _SWEEP = {"--multirun", "-m"}
 
 def main(task: Task) -> None:
     """Run ``train_vision.py`` or ``train_lm.py``; exits with 2 on a user's mistake."""
+    lasting_output()
     try:
         _main(task)
     except KeyboardInterrupt:  # before training; during it the run says how to go on
@@ -61,27 +68,45 @@ def _main(task: Task) -> None:
     except PolyvisionError as error:
         _fail(error, debug)
 
+    if _SWEEP & set(options):
+        os.environ[SWEEP_VARIABLE] = "1"
     if _SWEEP & set(options) and not any(o.startswith("hydra") for o in overrides):
         raise SystemExit(_sweep([o for o in options if o not in _SWEEP], overrides))
 
     def job(node: DictConfig) -> Any:
-        # Imported here: a mistake on the command line is answered before the heavy imports.
-        domain = importlib.import_module(f"polyvision.training.{task}")
         try:
-            config = typed_config(node)
-            if config.validate is not None:
-                validate = importlib.import_module("polyvision.training.validate").validate
-                validate(config, domain.build_task, given_keys(HydraConfig.get().overrides.task))
-                return None
-            run_task = importlib.import_module("polyvision.training.session").run_task
-            summary = run_task(config, domain.build_task)
+            config = from_folder(typed_config(node), Path(HydraConfig.get().runtime.cwd))
+            return _run(task, config)
         except PolyvisionError as error:
             _fail(error, debug)
-        return summary["best"] if summary else None
+        except Exception as error:
+            if not is_further_rank():
+                raise
+            _ranks().leave_error(error)
+            raise SystemExit(1) from None
 
     hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=SCRIPTS[task])(
         job
     )()
+
+
+def _run(task: Task, config: Config) -> Any:
+    """Do what the configuration asks for; return the best value of a run."""
+    # Imported here: a mistake on the command line is answered before the heavy imports.
+    domain = importlib.import_module(f"polyvision.training.{task}")
+    if config.validate is not None:
+        validate = importlib.import_module("polyvision.training.validate").validate
+        validate(config, domain.build_task, given_keys(HydraConfig.get().overrides.task))
+        return None
+    if is_further_rank():
+        _ranks().end_with_the_first()
+    run_task = importlib.import_module("polyvision.training.session").run_task
+    summary = run_task(config, domain.build_task)
+    return summary["best"] if summary else None
+
+
+def _ranks() -> Any:
+    return importlib.import_module("polyvision.training.ranks")
 
 
 def _sweep(options: list[str], overrides: list[str]) -> int:
@@ -137,8 +162,10 @@ def _check(task: Task, options: list[str], overrides: list[str]) -> None:
 
 
 def _fail(error: PolyvisionError, debug: bool) -> None:
+    if is_further_rank():
+        _ranks().leave_error(error)
+        raise SystemExit(2) from None
     if debug:
         raise error
-    lines = str(error).splitlines()
-    print("\n".join(f"error: {line}" for line in lines), file=sys.stderr)
-    raise SystemExit(2) from None
+    say_error(error)
+    raise SystemExit(getattr(error, "code", 2)) from None  # of another rank: its own

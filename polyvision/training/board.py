@@ -71,12 +71,12 @@ class Board(TensorBoardLogger):
         for end in self.folder.glob(f"events.out.tfevents*{_END_SUFFIX}"):
             end.unlink()
         experiment, start, _ = hparams(  # type: ignore[no-untyped-call]
-            dict(settings), dict.fromkeys(metrics, 0.0)
+            {name: _utf8(value) for name, value in settings.items()}, dict.fromkeys(metrics, 0.0)
         )
         writer = self.experiment
         for summary in (experiment, start):
             writer.file_writer.add_summary(summary)
-        writer.add_text("run", card, step)
+        writer.add_text("run", _utf8(card), step)
         writer.flush()
 
     def end(self, success: bool) -> None:
@@ -92,6 +92,13 @@ class Board(TensorBoardLogger):
         )
         with SummaryWriter(str(self.folder), filename_suffix=_END_SUFFIX) as writer:
             writer.file_writer.add_summary(Summary(value=[value]))
+
+
+def _utf8(value: Any) -> Any:
+    """Return text as TensorBoard takes it; bytes that the locale cannot read are half pairs."""
+    if not isinstance(value, str):
+        return value
+    return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def overlay_layout(

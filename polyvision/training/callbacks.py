@@ -9,6 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from polyvision.training.steps import FinishedStep, StepListener
 from polyvision.training.throughput import Throughput
 
 __all__ = ["Console", "tensorboard"]
@@ -23,7 +24,7 @@ def tensorboard(trainer: Trainer) -> Any:
     return next((lo.experiment for lo in loggers if trainer.is_global_zero), None)
 
 
-class Console(TQDMProgressBar):
+class Console(TQDMProgressBar, StepListener):
     """A progress bar on a terminal, and lines: one per validation, without a bar one a minute too.
 
     Args:
@@ -57,13 +58,13 @@ class Console(TQDMProgressBar):
         self._start = self._printed = time.monotonic()
         self._first_step = trainer.global_step
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_step_end(
+        self, trainer: Trainer, pl_module: LightningModule, done: FinishedStep
+    ) -> dict[str, float]:
         """Say every minute that the run goes on, where no bar does."""
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         if self.is_disabled and time.monotonic() - self._printed >= _QUIET_SECONDS:
             self._print_line(trainer, ["train/loss"])
+        return {}
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print where the run stands."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from polyvision.errors import PolyvisionError
+from polyvision.models.weight_files import read_tensor_file
 
 __all__ = ["AtomicCheckpointIO", "split_anew"]
 
@@ -47,25 +46,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Load a checkpoint; never runs code from the file.
 
         Raises:
-            ValueError: the file is not a checkpoint, or is damaged.
+            PolyvisionError: the file is not a checkpoint, or is damaged.
         """
-        try:
-            _check_sums(path)
-            loaded: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        except FileNotFoundError:
-            raise
-        except Exception as error:
-            reason = " ".join(str(error).split())
-            raise PolyvisionError(f"{path} cannot be read as a checkpoint: {reason}") from error
+        loaded: dict[str, Any] = read_tensor_file(path, what="a checkpoint")
         return loaded
-
-
-def _check_sums(path: str | Path) -> None:
-    """Compare every tensor with the checksum that torch wrote beside it, which torch does not."""
-    with zipfile.ZipFile(path) as archive:
-        damaged = archive.testzip()
-    if damaged is not None:
-        raise zipfile.BadZipFile(f"{damaged} in it is not what was written")
 
 
 def split_anew(loops: dict[str, Any], then: int, now: int) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 
+from polyvision.analysis.metrics import higher_is_better
 from polyvision.training.run import Run
 from polyvision.training.stopping import Stopped, Stopping
 
@@ -19,14 +20,15 @@ __all__ = ["Checkpoints"]
 
 
 class Checkpoints(Callback):
-    """Save after each validation, every ``every_n_steps`` optimizer steps, and when asked to stop.
+    """Save around each validation, every ``every_n_steps`` optimizer steps, and when asked to stop.
 
-    The last but one is kept as ``previous``, for the case that ``last`` is damaged later.
+    The save before a validation keeps the steps if that fails: a run that goes on from it begins
+    with the validation. The one after it, of the same step, takes its place. The checkpoint of the
+    step before is kept as ``previous``, for the case that ``last`` is damaged later.
 
     Args:
         run: where to save.
         monitor: the validation metric that ``best`` follows.
-        mode: ``max`` or ``min``.
         every_n_steps: optimizer steps between further saves; None for none.
         stopping: tells whether to stop.
         shared_batches: for each validation set the number of batches that every rank has.
@@ -36,14 +38,15 @@ class Checkpoints(Callback):
         self,
         run: Run,
         monitor: str,
-        mode: str,
         every_n_steps: int | None,
         stopping: Stopping,
         shared_batches: Sequence[int],
     ) -> None:
         self.run = run
         self.monitor = monitor
-        self.sign = 1.0 if mode == "max" else -1.0
+        upwards = higher_is_better(monitor)
+        assert upwards is not None, f"{monitor} has no direction in polyvision.analysis.metrics"
+        self.sign = 1.0 if upwards else -1.0
         self.every_n_steps = every_n_steps
         self.stopping = stopping
         self.shared_batches = shared_batches
@@ -52,12 +55,19 @@ class Checkpoints(Callback):
         self._last_is_sound = run.checkpoint is not None and run.checkpoint == run.last
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value so far."""
-        return {"best": self.best}
+        """Return the best value so far, and the bytes of metrics that were written by now."""
+        metrics = self.run.metrics
+        return {"best": self.best, "logged": metrics.stat().st_size if metrics.exists() else 0}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the best value so far."""
         self.best = state_dict["best"]
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the steps until here; not after the last, when they are saved."""
+        if trainer.state.fn == TrainerFn.FITTING and self.saved_step != trainer.global_step:
+            with _validation_ahead(trainer):
+                self._save(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Update ``best`` if the metric improved, then ``last``."""
@@ -110,27 +120,46 @@ class Checkpoints(Callback):
         number = self.stopping.asked(trainer)
         if not number:
             return
-        if trainer.state.fn == TrainerFn.FITTING:  # otherwise after the last step
-            # What Lightning calls a validation that was stopped at its first batch, and repeats.
-            progress = trainer.fit_loop.epoch_loop.val_loop.batch_progress
-            progress.reset()
-            progress.increment_ready()
-            progress.increment_started()
-        self._save(trainer)
+        with _validation_ahead(trainer):
+            self._save(trainer)
         raise Stopped(128 + number)
 
     def _save(self, trainer: Trainer) -> None:
+        # Only a whole file takes the place of another: neither is missing if this one fails.
+        fresh = self.run.checkpoints / ".next.ckpt"
         with self.stopping.held():
-            if trainer.is_global_zero and self._last_is_sound:
-                self._keep_last()
-            trainer.save_checkpoint(self.run.last, weights_only=False)
+            trainer.save_checkpoint(fresh, weights_only=False)
+            if trainer.is_global_zero:
+                if self._last_is_sound and self.saved_step != trainer.global_step:
+                    self._keep_last()
+                fresh.replace(self.run.last)
         self.saved_step = trainer.global_step
         self._last_is_sound = True
 
     def _keep_last(self) -> None:
-        """Give the file a second name; ``last`` then becomes another file, and is never missing."""
+        """Give the file a second name, so that ``last`` is never missing."""
         link = self.run.previous.with_name(f".{self.run.previous.name}.partial")
-        with contextlib.suppress(OSError):  # a file system without hard links: none is kept
+        try:
             link.unlink(missing_ok=True)
             os.link(self.run.last, link)
             link.replace(self.run.previous)
+        except OSError:  # a file system without hard links: it is missing for a moment
+            self.run.last.replace(self.run.previous)
+
+
+@contextlib.contextmanager
+def _validation_ahead(trainer: Trainer) -> Iterator[None]:
+    """Let what is saved in the block begin with the validation that goes on, from its start."""
+    if trainer.state.fn != TrainerFn.FITTING:  # after the last step: nothing else is left to do
+        yield
+        return
+    # What Lightning calls a validation that was stopped at its first batch, and repeats.
+    progress = trainer.fit_loop.epoch_loop.val_loop.batch_progress
+    before = progress.state_dict()
+    progress.reset()
+    progress.increment_ready()
+    progress.increment_started()
+    try:
+        yield
+    finally:
+        progress.load_state_dict(before)

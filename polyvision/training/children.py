@@ -15,9 +15,18 @@ from typing import Any
 
 from polyvision.training.signals import handling
 
-__all__ = ["Child", "command_of_this_program", "describe_code", "run_children"]
+__all__ = [
+    "SWEEP_VARIABLE",
+    "Child",
+    "command_of_this_program",
+    "describe_code",
+    "is_further_rank",
+    "run_children",
+]
 
 _POLL_SECONDS = 0.05
+# Set for the runs of a sweep: with resume=auto some go on, and some have not begun.
+SWEEP_VARIABLE = "POLYVISION_SWEEP"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +120,11 @@ def command_of_this_program() -> list[str]:
     """Return how this program was started, without its arguments: by its path or by ``-m``."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return [sys.executable, *(["-m", spec.name] if spec is not None else [sys.argv[0]])]
+
+
+def is_further_rank() -> bool:
+    """Tell whether this process is one of a distributed run, and not its first."""
+    return os.environ.get("LOCAL_RANK", "0") != "0"
 
 
 def describe_code(code: int) -> str:

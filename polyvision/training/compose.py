@@ -11,6 +11,7 @@ import itertools
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
 from hydra import compose as hydra_compose
@@ -126,23 +127,36 @@ def combinations(overrides: list[str]) -> list[list[str]]:
 
 def _compose_all(task: Task, overrides: list[str], *, values: bool = True) -> list[schema.Config]:
     problems: list[str] = []
-    groups = _groups()
+    groups = _groups(tuple(activation_names()))
     parsed = _parse(overrides, problems)
     good = [o for o in parsed if _group_fits(o, groups, problems)]
+    if not problems:
+        configs = _each(task, good, problems, values=values)
+        if not problems:
+            return configs
+        problems.clear()
+    # Hydra stops at its first mistake. To name all of them, keys are compared with what the choices
+    # of groups alone give, and the rest is composed again without the keys that do not fit.
     base = _hydra(task, [_plain_choice(o) for o in good if o.key_or_group in groups], problems)
     if base is None:
         raise _error(problems)
     good = [o for o in good if o.key_or_group in groups or _key_fits(o, base, groups, problems)]
+    _each(task, good, problems, values=values)
+    raise _error(problems)
+
+
+def _each(
+    task: Task, overrides: list[Override], problems: list[str], *, values: bool
+) -> list[schema.Config]:
+    """Return the configuration of each combination that fits; the rest adds to ``problems``."""
     configs = []
-    for combination in itertools.product(*map(_choices, good)):
+    for combination in itertools.product(*map(_choices, overrides)):
         node = _hydra(task, list(combination), problems)
         if node is not None and values:
             try:
                 configs.append(typed_config(node))
             except PolyvisionError as error:
                 problems.extend(str(error).splitlines())
-    if problems:
-        raise _error(problems)
     return configs
 
 
@@ -253,13 +267,15 @@ def _activation(
 
 def _wrong_task(task: Task, group: str, node: Mapping[str, Any]) -> str:
     other, choice = node["task"], node["name"]
-    valid = [c for c in _groups()[group] if _task_of(group, c) in (None, task)]
+    choices = _groups(tuple(activation_names()))[group]
+    valid = [c for c in choices if _task_of(group, c) in (None, task)]
     return (
         f"{group}={choice} is for {other}, not for {task}: run `python {SCRIPTS[other]}.py "
         f"{group}={choice}`, or choose {group}= one of: {', '.join(valid)}"
     )
 
 
+@lru_cache
 def _task_of(group: str, choice: str) -> str | None:
     composed = hydra_compose(SCRIPTS["vision"], overrides=[f"{group}={choice}"])
     task = OmegaConf.select(composed, f"{group}.task")
@@ -294,8 +310,9 @@ def _advice(text: str) -> str:
     return "write key=value, such as seed=1"
 
 
-def _groups() -> dict[str, list[str]]:
-    """Map each configuration group to its choices."""
+@lru_cache(maxsize=1)
+def _groups(activations: tuple[str, ...]) -> dict[str, list[str]]:
+    """Map each configuration group to its choices; those of ``act`` are the registered names."""
     loader = GlobalHydra.instance().config_loader()
     names = [g for g in loader.list_groups("") if g != "hydra"]
     return {g: sorted(loader.get_group_options(g)) for g in names}

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
 
 from polyvision.activations import activation_modules
 from polyvision.analysis.flops import count_flops, flops_per_element, matrix_counter
@@ -44,7 +45,7 @@ def estimate_cost(model: nn.Module, make_input: Callable[[], Tensor], dtype: tor
     A language model is traced with its loss, the inputs serving as targets.
 
     Args:
-        model: the network.
+        model: the network; only the shapes of its tensors count, which may be on any device.
         make_input: makes the input of a batch.
         dtype: compute dtype; below fp32 the pass runs under autocast.
 
@@ -60,26 +61,35 @@ def estimate_cost(model: nn.Module, make_input: Callable[[], Tensor], dtype: tor
 
     low = dtype != torch.float32
     language = isinstance(model, Transformer)
+    parameters = list(model.named_parameters())
     with (
-        FakeTensorMode(allow_non_fake_inputs=True) as mode,
+        FakeTensorMode(allow_non_fake_inputs=True),
         SavedTensors() as saved,
         torch.autocast("cpu", dtype=dtype if low else torch.bfloat16, enabled=low),
         watch_outputs({} if language else sites, see),
         matrices,
     ):
         inputs = make_input()
+        own = {name: _twin(tensor) for name, tensor in (*parameters, *model.named_buffers())}
         try:
-            model(inputs, inputs) if language else model(inputs)
+            functional_call(model, own, (inputs, inputs) if language else (inputs,))
         except ValueError as error:
             raise PolyvisionError(
                 f"the network does not train on passes of shape {tuple(inputs.shape)}: {error}. A "
                 f"pass is recipe.batch_size / (devices x recipe.accumulate)"
             ) from error
-        kept = saved.bytes_without(mode.from_tensor(p) for p in model.parameters())
+        kept = saved.bytes_without(own[name] for name, _ in parameters)
     if isinstance(model, Transformer):
         return Cost(inputs.numel() * token_flops(model, inputs.shape[1]), kept)
     active = sum(n * count_flops(sites[name], given) for (name, given), n in elements.items())
     return Cost(matrices.get_total_flops() + active, kept)
+
+
+def _twin(tensor: Tensor) -> Tensor:
+    """Return a tensor of the same kind on the CPU, without data where tensors are fake."""
+    return torch.empty_strided(
+        tensor.size(), tensor.stride(), dtype=tensor.dtype, requires_grad=tensor.requires_grad
+    )
 
 
 def token_flops(model: Transformer, length: int) -> int:

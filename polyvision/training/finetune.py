@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from polyvision.activations import activation_modules
+from polyvision.activations import activation_info, activation_modules, create_activation
 from polyvision.errors import PolyvisionError
 from polyvision.models.network import LanguageNetwork, Network, VisionNetwork
 from polyvision.models.saved import Saved, open_saved
-from polyvision.models.weights import load_pretrained, read_weights
+from polyvision.models.weights import function_name, load_pretrained, load_tensors
 
 __all__ = ["start_from"]
 
 # What may differ between two transformers that compute the same from the same tensors.
 _FREE_SHAPE = {"activation", "activation_options", "context", "checkpointing"}
+# Options of an activation that coefficients trained with other values still fit: PolyPReLU's slope
+# is only the initial one.
+_FREE_ACT = {"eps", "slope"}
 _FREE_SHAPE |= {"init_std", "init_cutoff", "init_depth_scaled"}
 
 
@@ -43,15 +47,16 @@ def start_from(
     place = Path(path).expanduser()
     beside = (place.parent / "config.json").is_file()
     if place.is_file() and place.suffix != ".ckpt" and not beside:
-        tensors: Mapping[str, Tensor] = read_weights(place)
         notes: list[str] = []
+        load = partial(load_pretrained, model, place)
     else:
         saved = open_saved(path)
         _same_network(path, saved, network, tokenizer)
         tensors, notes = _without_other_coefficients(saved, model, network)
+        load = partial(load_tensors, model, tensors, function=_function(network))
     head: Any = getattr(model, "pretrained_cfg", {}).get("classifier") or ()
     try:
-        loaded = load_pretrained(model, tensors, head=head)
+        loaded = load(head=head)
     except PolyvisionError as error:
         raise PolyvisionError(f"finetune={path}: {error}") from error
     return ". ".join([f"{path}: {loaded}", *notes])
@@ -85,12 +90,28 @@ def _without_other_coefficients(
     saved: Saved, model: nn.Module, network: Network
 ) -> tuple[Mapping[str, Tensor], list[str]]:
     """Leave out coefficients of another activation, whose names and shapes can be the same."""
-    if saved.network.activation == network.activation:
+    then, now = _activation(saved.network), _activation(network)
+    if then == now:
         return saved.tensors, []
     places = tuple(f"{name}." for name in activation_modules(model))
     gone = [name for name in saved.tensors if name.startswith(places)]
     kept = {name: value for name, value in saved.tensors.items() if name not in gone}
-    text = f"The weights were trained with {saved.network.activation}"
+    text = f"The weights were trained with {then.pop('name')}"
+    differing = ", ".join(f"{k}={v}" for k, v in then.items() if now.get(k) != v)
+    if now["name"] == saved.network.activation:
+        text += f" of {differing}"
     if gone:
         text += f"; {len(gone)} tensors of it dropped ({', '.join(gone)})"
     return kept, [text]
+
+
+def _function(network: Network) -> str | None:
+    return function_name(create_activation(network.activation, **network.activation_options))
+
+
+def _activation(network: Network) -> dict[str, Any]:
+    """Return name and options of the activation, but for those that any coefficients fit."""
+    options = dataclasses.asdict(
+        activation_info(network.activation).options(**network.activation_options)
+    )
+    return {"name": network.activation} | {k: v for k, v in options.items() if k not in _FREE_ACT}

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
 
 from polyvision.errors import PolyvisionError
+from polyvision.training.ranks import Ranks
 from polyvision.training.schema import Config
 
 __all__ = ["Hardware", "resolve_hardware"]
@@ -20,7 +21,7 @@ class Hardware:
     """Resolved device and precision.
 
     Attributes:
-        accelerator: ``cuda``, ``mps`` or ``cpu``.
+        accelerator: ``cuda`` or ``cpu``.
         devices: number of processes, each with a device of its own.
         precision: ``32``, ``bf16`` or ``fp16``, as asked for.
     """
@@ -66,7 +67,7 @@ class Hardware:
         arguments: dict[str, Any] = {
             "accelerator": self.accelerator,
             "devices": self.devices,
-            "strategy": "ddp" if self.devices > 1 else "auto",
+            "strategy": Ranks() if self.devices > 1 else "auto",
         }
         if self.precision == "fp16":
             scaler = torch.amp.GradScaler(self.accelerator)
@@ -79,17 +80,23 @@ class Hardware:
 def resolve_hardware(config: Config) -> Hardware:
     """Resolve ``trainer.accelerator``, ``trainer.devices`` and ``precision`` on this machine.
 
+    ``auto`` takes the CPU of a machine with Apple's GPU (MPS), which has no float64: validation and
+    analyses add up in it.
+
     Raises:
         ValueError: the machine lacks the device, has fewer of them, or not the precision.
     """
     wanted = config.trainer.accelerator
     if torch.cuda.is_available():
         found, available = "cuda", torch.cuda.device_count()
-    elif torch.backends.mps.is_available():
-        found, available = "mps", 1
     else:
         found, available = "cpu", 0
     if wanted == "gpu" and available == 0:
+        if torch.backends.mps.is_available():
+            raise PolyvisionError(
+                "trainer.accelerator=gpu: Apple's GPU (MPS) has no float64, which validation and "
+                "analyses need; use cpu or auto, which is the CPU here"
+            )
         raise PolyvisionError("trainer.accelerator=gpu: no GPU is visible here; use cpu or auto")
     accelerator = "cpu" if wanted == "cpu" else found
     devices = config.trainer.devices
@@ -97,6 +104,4 @@ def resolve_hardware(config: Config) -> Hardware:
         devices = available if accelerator == "cuda" else 1
     elif accelerator != "cpu" and devices > available:
         raise PolyvisionError(f"trainer.devices={devices}: only {available} of {found} found here")
-    if accelerator == "mps" and config.precision != "32":
-        raise PolyvisionError(f"precision={config.precision} is not supported on mps: use 32")
     return Hardware(accelerator, devices, config.precision)

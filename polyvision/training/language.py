@@ -15,16 +15,17 @@ from polyvision.activations import activation_info
 from polyvision.data.language_data import LanguageData, load_language_data
 from polyvision.data.tokenizers import Tokenizer
 from polyvision.errors import PolyvisionError
+from polyvision.models.empty import empty
 from polyvision.models.generation import generate
+from polyvision.models.loss import IGNORED
 from polyvision.models.network import LanguageNetwork, network_to_plain
-from polyvision.models.router import Routing
 from polyvision.models.shape import MoEShape, TransformerShape
 from polyvision.models.transformer import Losses, Transformer
 from polyvision.training.callbacks import tensorboard
 from polyvision.training.finetune import start_from
 from polyvision.training.module import TaskModule
 from polyvision.training.report import count
-from polyvision.training.routing import RoutingMonitor
+from polyvision.training.routing import RoutingMonitor, routing_sums
 from polyvision.training.schema import (
     ActivationConfig,
     Config,
@@ -32,6 +33,7 @@ from polyvision.training.schema import (
     LanguageRecipeConfig,
     TextDataConfig,
 )
+from polyvision.training.steps import Sums
 from polyvision.training.task import Task
 
 __all__ = ["LanguageModule", "TextSample", "build_task", "transformer_shape"]
@@ -49,38 +51,54 @@ class LanguageModule(TaskModule):
     ) -> None:
         super().__init__(model, *arguments, **keywords)
         self.register_buffer("byte_lengths", byte_lengths, persistent=False)
-        self._nats = torch.zeros(())
-        # What the routers did with the last training batch.
-        self.routing: Routing | None = None
 
-    def loss(self, batch: Batch) -> Tensor:
-        """Return the mean cross-entropy in nats per token, plus z-loss and router losses."""
-        assert isinstance(self.recipe, LanguageRecipeConfig)
-        losses: Losses = self.model(*batch, z_weight=self.recipe.z_loss)
-        if losses.routing is not None:
-            self.routing = Routing(*(value.detach() for value in losses.routing))
-        self._nats = losses.nats
-        return losses.total
+    def losses(self, batch: Batch) -> tuple[Tensor, Sums]:
+        """Return the mean cross-entropy in nats per token plus z-loss and router losses, and sums.
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Log perplexity, bits per byte and the tokens seen beside what every task logs.
-
-        The first two are those of the last batch of a step, as ``train/loss`` is, but of the
-        cross-entropy alone; the tokens are those of all ranks and batches.
+        The sums tell cross-entropy, z-loss and what the routers did apart.
         """
-        loss = super().training_step(batch, batch_idx)
-        text_bytes = self.byte_lengths[batch[1]].sum().clamp(min=1)
-        step = batch[1].numel() * self.trainer.accumulate_grad_batches * self.trainer.world_size
-        self.log("train/ppl", (self._nats / batch[1].numel()).exp())
-        self.log("train/bpb", self._nats / (math.log(2) * text_bytes))
-        self.log("train/tokens", float(step * (self.global_step + 1)))
-        return loss
+        assert isinstance(self.recipe, LanguageRecipeConfig)
+        weight = self.recipe.z_loss
+        losses: Losses = self.model(*batch, z_weight=weight)
+        sums: dict[str, float | Tensor] = {
+            "nats": losses.nats,
+            "tokens": losses.tokens,
+            "bytes": self._bytes(batch[1]),
+            "positions": batch[1].numel(),
+        }
+        if weight:
+            sums["z"] = losses.z / weight
+        if losses.routing is not None:
+            sums |= routing_sums(losses.routing, batch[1].numel())
+        return losses.total, sums
+
+    def training_metrics(self, totals: dict[str, Tensor], step: int) -> dict[str, float]:
+        """Return loss (nats per token), perplexity, bits per byte, the tokens seen, and z-loss.
+
+        Loss, perplexity and bits per byte are those of the cross-entropy alone, as in validation.
+        ``train/z_loss`` is the mean squared log-partition, before its weight.
+        """
+        tokens = totals["tokens"].clamp(min=1)
+        loss = float(totals["nats"] / tokens)
+        metrics = {
+            "train/loss": loss,
+            "train/ppl": math.exp(min(loss, 700.0)),
+            "train/bpb": float(totals["nats"] / (math.log(2) * totals["bytes"].clamp(min=1))),
+            "train/tokens": float(totals["positions"] * step),
+        }
+        if "z" in totals:
+            metrics["train/z_loss"] = float(totals["z"] / tokens)
+        return metrics
 
     def count(self, batch: Batch) -> dict[str, Tensor]:
         """Return the summed cross-entropy in nats, and the number of tokens and of their bytes."""
         losses: Losses = self.model(*batch)
-        lengths = self.byte_lengths[batch[1]]
-        return {"nats": losses.nats, "tokens": losses.tokens, "bytes": lengths.sum()}
+        return {"nats": losses.nats, "tokens": losses.tokens, "bytes": self._bytes(batch[1])}
+
+    def _bytes(self, targets: Tensor) -> Tensor:
+        """Count the bytes of the targets that count."""
+        kept = targets != IGNORED
+        return self.byte_lengths[targets.where(kept, 0)].where(kept, 0).sum()
 
     def metrics(self, totals: dict[str, float]) -> dict[str, float]:
         """Return loss (nats per token), perplexity and bits per byte."""
@@ -145,7 +163,7 @@ def build_task(config: Config) -> Task:
         val=config.data.val,
     )
     shape = transformer_shape(config.model, config.act, data.tokenizer.vocab_size)
-    model = Transformer(shape)
+    model = _built(config, shape)
     network, tokenizer = LanguageNetwork(shape), data.tokenizer.to_json()
     plan = _plan(config, data, model)
     if config.finetune is not None:
@@ -163,7 +181,6 @@ def build_task(config: Config) -> Task:
         val=data.val,
         plan=plan,
         monitor="val/loss",
-        mode="min",
         shown=["val/loss", "val/ppl", "val/bpb", *(f"val/{name}/loss" for name in data.named)],
         make_input=lambda n: torch.zeros(n, data.val.context, dtype=torch.long),
         tokens_per_sample=data.val.context,
@@ -177,6 +194,12 @@ def build_task(config: Config) -> Task:
         },
         named_val=dict(data.named),
     )
+
+
+def _built(config: Config, shape: TransformerShape) -> Transformer:
+    if config.dry_run and config.finetune is None:
+        return empty(lambda: Transformer(shape), lambda model: model)
+    return Transformer(shape)
 
 
 def transformer_shape(

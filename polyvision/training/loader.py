@@ -8,6 +8,7 @@ place is kept as a number of samples of all ranks, so that their number may chan
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sized
@@ -24,6 +25,7 @@ __all__ = [
     "Fingerprinted",
     "MapDataset",
     "OrderedSamples",
+    "Sampled",
     "TrainLoader",
     "ValLoader",
     "shared_batches",
@@ -48,6 +50,14 @@ class Fingerprinted(Protocol):
 
     def fingerprint(self) -> str:
         """Return what tells the samples and their order from others."""
+
+
+@runtime_checkable
+class Sampled(Protocol):
+    """Samples of which a resumed run compares some, beside their fingerprint."""
+
+    def contents(self) -> list[str | None]:
+        """Return hashes of the contents of some samples; None for one that cannot be read."""
 
 
 @runtime_checkable
@@ -96,6 +106,7 @@ class TrainLoader:
         repeats: how often each chosen sample comes in an epoch, differently augmented; see
             ``Order``.
         accumulate: batches of an optimizer step; an incomplete last step is left out.
+        place: where the data lies, for the error when it is not that of a checkpoint.
 
     Attributes:
         between: called between two steps, when all that concerns the first is done; the end of an
@@ -117,8 +128,10 @@ class TrainLoader:
         world_size: int = 1,
         repeats: int = 1,
         accumulate: int = 1,
+        place: str = "",
     ) -> None:
         self.samples = samples
+        self.place = place
         self.batch_size = batch_size
         self.seed = seed
         self.workers = workers
@@ -152,6 +165,7 @@ class TrainLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the rest of a resumed epoch, else the whole next one."""
+        _ = self._identity  # as the data is now, not when the first checkpoint is written
         # The position is reset here: code after the last yield of a generator may never run.
         if self._resumed:
             self._resumed = False
@@ -170,6 +184,11 @@ class TrainLoader:
     def close(self) -> None:
         """End the worker processes."""
         self._stream = None
+
+    def batch_at(self, position: int) -> Any:
+        """Make a batch of the current epoch again, in this process."""
+        batches = self._order.after(self._epoch, position)
+        return whole(next(iter(data_loader(self._items(), 0, self.collate, batch_sampler=batches))))
 
     def _place(self, epoch: int, position: int) -> tuple[int, int]:
         return (epoch + 1, 0) if position == len(self) else (epoch, position)
@@ -197,6 +216,13 @@ class TrainLoader:
         self.waited += time.perf_counter() - start
         return whole(batch)
 
+    def _places(self, then: str | None) -> str:
+        if not then or not self.place:
+            return ""
+        if then == self.place:
+            return f": another content of {then}"
+        return f": {then} then, {self.place} now"
+
     def _layout(self) -> dict[str, int | str]:
         layout: dict[str, int | str] = {
             "samples": len(self.samples),
@@ -204,14 +230,28 @@ class TrainLoader:
             "seed": self.seed,
             "repeats": self._order.repeats,
         }
-        if isinstance(self.samples, Fingerprinted):
-            layout["data"] = self.samples.fingerprint()
+        data, _ = self._identity
+        if data is not None:
+            layout["data"] = data
         return layout
+
+    @functools.cached_property
+    def _identity(self) -> tuple[str | None, list[str | None]]:
+        """The fingerprint of the samples, and the hashes of some of them."""
+        data = self.samples.fingerprint() if isinstance(self.samples, Fingerprinted) else None
+        return data, self.samples.contents() if isinstance(self.samples, Sampled) else []
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place in the data as plain values."""
         done = self._position * self._order.batch
-        return {"epoch": self._epoch, "done": done, "layout": self._layout()}
+        _, contents = self._identity
+        return {
+            "epoch": self._epoch,
+            "done": done,
+            "layout": self._layout(),
+            "contents": contents,
+            "place": self.place,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to the place that ``state`` names.
@@ -220,13 +260,21 @@ class TrainLoader:
             ValueError: the state is of other data, another seed or another batch of a step.
         """
         then, now = state["layout"], self._layout()
-        if "data" not in then:  # a checkpoint of before texts had a fingerprint
+        if "data" not in then:  # a checkpoint of before data had a fingerprint
             now.pop("data", None)
         other = [k for k in {**then, **now} if then.get(k) != now.get(k)]
-        if other:
-            changes = ", ".join(f"{k} {then.get(k)} -> {now.get(k)}" for k in other)
+        changes = [f"{k} {then.get(k)} -> {now.get(k)}" for k in other]
+        _, contents = self._identity
+        known = state.get("contents") or []
+        if not changes and len(known) == len(contents):
+            differing = sum(a != b for a, b in zip(known, contents, strict=True) if a and b)
+            if differing:
+                changes = [f"{differing} of {len(known)} samples that were compared differ"]
+        if changes:
             raise PolyvisionError(
-                f"cannot resume: the data changed since the checkpoint ({changes})"
+                f"cannot resume: the data changed since the checkpoint ({', '.join(changes)})"
+                f"{self._places(state.get('place'))}. Give the same data, or start a new run: "
+                "leave resume= out, and finetune=<run folder> begins with the weights"
             )
         self._epoch = state["epoch"]
         self._position = state["done"] // self._order.batch

@@ -36,18 +36,25 @@ class JsonLinesLogger(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Append one line."""
-        with self.path.open("a") as file:
+        with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": int(step or 0), **metrics}) + "\n")
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kw: Any) -> None:
         """Do nothing: the run folder holds the configuration."""
 
 
-def truncate_metrics(path: Path, step: int) -> None:
-    """Drop the lines after ``step``, which a resumed run writes again."""
+def truncate_metrics(path: Path, step: int, size: int | None = None) -> None:
+    """Drop what a resumed run writes again.
+
+    Args:
+        path: the file.
+        step: the step that the run goes on from: later ones are dropped.
+        size: bytes of the file when the checkpoint was written. A validation that came after it
+            belongs to the same step.
+    """
     if path.exists():
         # What a disk lost is replaced by anything, also by no text.
-        lines = path.read_text(errors="replace").splitlines()
+        lines = path.read_bytes()[:size].decode("utf-8", errors="replace").splitlines()
         kept = [line for line in lines if _step_of(line) <= step]
         write_whole(path, "".join(f"{line}\n" for line in kept))
 

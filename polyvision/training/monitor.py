@@ -26,8 +26,10 @@ _BINS = 60
 class ActivationMonitor(Callback):
     """At each validation: every coefficient, and histograms of what enters and leaves each site.
 
-    The learned curves take longer to draw. They come at validation 1, 2, 4, 8, ... and at the last,
-    so their number grows only with the logarithm of the run's length.
+    Histograms and curves show the first batch of the main validation set, also where there are
+    several sets, and the trained weights, not their average. The curves take longer to draw. They
+    come at validation 1, 2, 4, 8, ... and at the last, so their number grows only with the
+    logarithm of the run's length.
 
     Args:
         histograms: record what reaches the sites, for histograms and curves.
@@ -74,8 +76,9 @@ class ActivationMonitor(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Watch the sites during the first validation batch."""
-        if self.histograms and batch_idx == 0 and trainer.is_global_zero:
+        """Watch the sites during the first batch of the main validation set."""
+        first = batch_idx == 0 and dataloader_idx == 0
+        if self.histograms and first and trainer.is_global_zero:
             for name, module in _sites(pl_module).items():
                 self._handles.append(module.register_forward_hook(self._watch(name)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 
 from polyvision.errors import PolyvisionError, unknown
 from polyvision.training.cost import Cost
@@ -14,14 +15,15 @@ from polyvision.training.report import count, size
 from polyvision.training.run import Run
 from polyvision.training.schema import (
     Config,
-    ExperimentConfig,
+    ImageDataConfig,
     LanguageRecipeConfig,
+    TextDataConfig,
     VisionRecipeConfig,
 )
 from polyvision.training.task import Task
 from polyvision.training.workers import worker_count
 
-__all__ = ["Steps", "count_steps", "plan_rows", "train_batches"]
+__all__ = ["Steps", "count_steps", "plan_rows", "target_text", "train_batches"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +75,14 @@ def train_batches(config: Config, hardware: Hardware, task: Task) -> TrainLoader
         world_size=hardware.devices,
         repeats=recipe.repeats if isinstance(recipe, VisionRecipeConfig) else 1,
         accumulate=recipe.accumulate,
+        place=_place(config.data),
     )
+
+
+def _place(data: ImageDataConfig | TextDataConfig) -> str:
+    """Return where the data lies, as a person would look for it."""
+    key, path = ("root", data.root) if isinstance(data, ImageDataConfig) else ("path", data.path)
+    return f"data.{key}={Path(path).expanduser().absolute()}" if path else f"data={data.name}"
 
 
 def _step_samples(config: Config, task: Task) -> int:
@@ -133,7 +142,7 @@ def plan_rows(
     """Describe the run in labelled lines.
 
     Raises:
-        ValueError: the experiment's target is a metric that the run does not have.
+        PolyvisionError: the experiment's target is of a metric that the task does not have.
     """
     recipe = config.recipe
     batch = steps.batch_per_device
@@ -152,7 +161,7 @@ def plan_rows(
         tokens = steps.batch * task.tokens_per_sample
         last += f"; {count(tokens)} tokens a step, {count(tokens * steps.total)} in all"
     return [
-        *_experiment_rows(config.experiment, task),
+        *_experiment_rows(config, task),
         *task.plan,
         (
             "recipe",
@@ -181,12 +190,24 @@ def _loading(workers: int) -> str:
     return f"{workers} worker processes a device" if workers else "by the training process itself"
 
 
-def _experiment_rows(experiment: ExperimentConfig | None, task: Task) -> list[tuple[str, str]]:
-    if experiment is None:
+def target_text(config: Config, task: Task) -> str | None:
+    """Say what the experiment's source publishes for this activation; None where it states nothing.
+
+    Raises:
+        PolyvisionError: the metric is none of this task, on whatever validation set.
+    """
+    if config.experiment is None or config.experiment.target is None:
+        return None
+    target = config.experiment.target
+    logged = [*task.shown, "train/loss"]
+    name = target.metric.rpartition("/")[2]
+    if name not in {tag.rpartition("/")[2] for tag in logged}:
+        raise unknown("experiment.target.metric", target.metric, logged)
+    return target.text(config.act.label, logged)
+
+
+def _experiment_rows(config: Config, task: Task) -> list[tuple[str, str]]:
+    if config.experiment is None:
         return []
-    target = experiment.target
-    if target is None:
-        return [("experiment", experiment.name), ("target", "none stated")]
-    if target.metric not in task.shown:
-        raise unknown("experiment.target.metric", target.metric, task.shown)
-    return [("experiment", experiment.name), ("target", str(target))]
+    text = target_text(config, task) or "none stated"
+    return [("experiment", config.experiment.name), ("target", text)]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import yaml
 
-from polyvision.errors import PolyvisionError
-from polyvision.models.saved import load_strictly
+from polyvision.errors import PolyvisionError, looked_for
+from polyvision.models.saved import check_registered, load_strictly
 from polyvision.training.checkpoint import AtomicCheckpointIO
 from polyvision.training.compose import config_from_plain
 from polyvision.training.module import TaskModule
@@ -75,8 +75,8 @@ def _checkpoint(path: Path) -> Path:
         return path
     if not (path / "config.yaml").is_file():
         raise PolyvisionError(
-            f"{path} is neither a checkpoint (.ckpt) nor a run folder: a run folder holds "
-            f"config.yaml, for example runs/language/book/lm_tiny/polynorm/seed0"
+            f"{path} is neither a checkpoint (.ckpt) nor a run folder{looked_for(path)}: a run "
+            f"folder holds config.yaml, for example runs/language/book/lm_tiny/polynorm/seed0"
         )
     run = Run(path)
     found = next((c for c in (run.last, run.best) if c.is_file()), None)
@@ -87,8 +87,10 @@ def _checkpoint(path: Path) -> Path:
 
 def _config(path: Path) -> Config:
     try:
-        config = config_from_plain(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (yaml.YAMLError, UnicodeDecodeError, AttributeError, TypeError) as error:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        check_registered(str(values["act"]["name"]), path.parent)
+        config = config_from_plain(values)
+    except (yaml.YAMLError, UnicodeDecodeError, AttributeError, TypeError, KeyError) as error:
         raise PolyvisionError(f"{path} is damaged: {' '.join(str(error).split())}") from error
     except PolyvisionError as error:
         raise PolyvisionError(f"{path} does not fit this version: {error}") from error

@@ -13,11 +13,24 @@ from polyvision.training.checkpoint import AtomicCheckpointIO
 from polyvision.training.run import Run
 from polyvision.training.task import Task
 
-__all__ = ["check_files", "place_in"]
+__all__ = ["Place", "check_files", "place_in"]
 
 
-def place_in(plan: Run, accumulate: int) -> tuple[Run, int]:
-    """Return the run with a checkpoint that is whole, and the step it goes on from; 0 for none.
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a run goes on.
+
+    Attributes:
+        step: the last optimizer step that is done.
+        logged: bytes of its metrics.jsonl until there; None where a checkpoint does not tell.
+    """
+
+    step: int = 0
+    logged: int | None = None
+
+
+def place_in(plan: Run, accumulate: int) -> tuple[Run, Place]:
+    """Return the run with a checkpoint that is whole, and the place it goes on from.
 
     The last checkpoint may have been damaged since it was written: then it is the one before.
 
@@ -29,7 +42,7 @@ def place_in(plan: Run, accumulate: int) -> tuple[Run, int]:
         PolyvisionError: there are checkpoints, and a run can go on from none.
     """
     if plan.checkpoint is None:
-        return plan, 0
+        return plan, Place()
     try:
         state = _state(plan.checkpoint)
     except PolyvisionError as error:
@@ -48,7 +61,8 @@ def place_in(plan: Run, accumulate: int) -> tuple[Run, int]:
             "in other passes: sums are rounded differently, dropout and mixing draw other numbers, "
             "batch norms see other batches"
         )
-    return plan, int(state["global_step"])
+    logged = state.get("callbacks", {}).get("Checkpoints", {}).get("logged")
+    return plan, Place(int(state["global_step"]), logged)
 
 
 def _say(text: str) -> None:
@@ -80,7 +94,11 @@ def check_files(plan: Run, task: Task) -> None:
     """
     for name, text in task.files.items():
         path = plan.folder / name
-        if plan.checkpoint is not None and path.is_file() and path.read_text() != text:
+        if (
+            plan.checkpoint is not None
+            and path.is_file()
+            and path.read_text(encoding="utf-8") != text
+        ):
             raise PolyvisionError(
                 f"cannot resume {plan.folder}: its {name} is not what the data gives now. Use the "
                 f"same data, or leave resume= out to start a new run"

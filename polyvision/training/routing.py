@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Mapping
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from polyvision.models.router import Routing
 from polyvision.training.callbacks import tensorboard
+from polyvision.training.module import TaskModule
+from polyvision.training.steps import FinishedStep, StepListener
 
-__all__ = ["RoutingMonitor", "load_figure", "routing_scalars"]
+__all__ = ["RoutingMonitor", "load_figure", "mean_routing", "routing_scalars", "routing_sums"]
+
+_PREFIX = "routing/"
+
+
+def routing_sums(routing: Routing, positions: int) -> dict[str, Tensor]:
+    """Return the record of a pass times the tokens it routed, to be added up over a step."""
+    records = routing._asdict().items()
+    return {f"{_PREFIX}{name}": value.detach() * positions for name, value in records}
+
+
+def mean_routing(totals: Mapping[str, Tensor]) -> Routing | None:
+    """Return the mean over the tokens of a step, from its sums; None in a dense model."""
+    parts = [totals.get(f"{_PREFIX}{name}") for name in Routing._fields]
+    found = [part / totals["positions"] for part in parts if part is not None]
+    return Routing(*found) if found else None
 
 
 def routing_scalars(routing: Routing) -> dict[str, float]:
@@ -52,40 +68,20 @@ def load_figure(load: Tensor) -> Figure:
     return figure
 
 
-class RoutingMonitor(Callback):
-    """Log the routing of a batch, over all ranks, as often as the loss; its load at validations."""
+class RoutingMonitor(StepListener):
+    """Log the routing of a whole step as often as its loss, and its load at validations."""
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Write the scalars of this batch; reading them waits for the GPU, so not at each step."""
-        due = trainer.global_step % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
-        routing = _routing_of(pl_module)
-        if routing is None or not due:
-            return
-        scalars = routing_scalars(_over_ranks(routing, trainer))
-        if trainer.is_global_zero:
-            for logger in trainer.loggers:
-                logger.log_metrics(scalars, trainer.global_step)
+    def on_step_end(
+        self, trainer: Trainer, pl_module: LightningModule, done: FinishedStep
+    ) -> dict[str, float]:
+        """Return the scalars of this step."""
+        routing = mean_routing(done.totals(trainer)) if done.due else None
+        return {} if routing is None else routing_scalars(routing)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw the load of the last training batch."""
-        routing, writer = _routing_of(pl_module), tensorboard(trainer)
-        if routing is None:
-            return
-        load = _over_ranks(routing, trainer).load
-        if writer is not None:
-            writer.add_figure("router/load", load_figure(load), trainer.global_step)
-
-
-def _over_ranks(routing: Routing, trainer: Trainer) -> Routing:
-    """Average over the ranks, which have as many tokens each; all of them call it together."""
-    if trainer.world_size == 1:
-        return routing
-    reduce = trainer.strategy.reduce
-    return Routing(*(cast(Tensor, reduce(v.clone(), reduce_op="mean")) for v in routing))
-
-
-def _routing_of(pl_module: LightningModule) -> Routing | None:
-    routing: Routing | None = getattr(pl_module, "routing", None)
-    return routing
+        """Draw the load of the last step; all ranks ask for it together."""
+        assert isinstance(pl_module, TaskModule)
+        done, writer = pl_module.finished, tensorboard(trainer)
+        routing = None if done is None else mean_routing(done.totals(trainer))
+        if writer is not None and routing is not None:
+            writer.add_figure("router/load", load_figure(routing.load), trainer.global_step)

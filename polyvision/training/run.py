@@ -25,13 +25,23 @@ import torch
 import yaml
 
 import polyvision
+from polyvision.activations import activation_origin
 from polyvision.data.lock import only_writer
-from polyvision.errors import PolyvisionError
+from polyvision.errors import PolyvisionError, looked_for
+from polyvision.training.children import SWEEP_VARIABLE
 from polyvision.training.compose import completed
 from polyvision.training.schema import Config
 from polyvision.training.storage import explained, write_whole
 
-__all__ = ["Run", "config_differences", "hold_run", "open_run", "plan_run", "write_json"]
+__all__ = [
+    "FOLDER_VARIABLE",
+    "Run",
+    "config_differences",
+    "hold_run",
+    "open_run",
+    "plan_run",
+    "write_json",
+]
 
 # Keys that may change when a run goes on: they do not touch what is computed. Devices and passes
 # share the same samples of a step in another way: sums are rounded differently, dropout and mixing
@@ -44,6 +54,8 @@ _FREE_KEYS = frozenset(
         "data.workers",
         "data.root",
         "data.path",
+        "data.options.max_unreadable",
+        "experiment.target",  # what others published; its keys, too, change nothing
         "recipe.accumulate",
         "trainer.devices",
         "trainer.log_every_n_steps",
@@ -54,8 +66,10 @@ _FREE_KEYS = frozenset(
         "analysis.samples",
     }
 )
-# Tells the processes of one distributed run which folder the first of them took.
-_FOLDER_VARIABLE = "POLYVISION_RUN_FOLDER"
+# Tell the processes of one distributed run which folder the first of them took, and which
+# checkpoint (empty for none).
+FOLDER_VARIABLE = "POLYVISION_RUN_FOLDER"
+_CHECKPOINT_VARIABLE = "POLYVISION_RUN_CHECKPOINT"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +102,24 @@ class Run:
         return self.checkpoints / "previous.ckpt"
 
     @property
+    def metrics(self) -> Path:
+        """The file of metrics, a line for each time they were logged."""
+        return self.folder / "metrics.jsonl"
+
+    @property
     def best(self) -> Path:
         """The weights with the best validation metric."""
         return self.checkpoints / "best.ckpt"
+
+    def begun(self) -> bool:
+        """Tell whether there is something to go on from, or was: a checkpoint or a validation."""
+        files = (self.last, self.previous, self.best, self.folder / "summary.json")
+        if any(path.exists() for path in files):
+            return True
+        if not self.metrics.exists():
+            return False
+        # Every validation comes after a checkpoint.
+        return '"val/' in self.metrics.read_text(encoding="utf-8", errors="replace")
 
     def summary(self) -> dict[str, Any] | None:
         """Return the final summary, or None when the run has not finished."""
@@ -116,8 +145,9 @@ def plan_run(config: Config) -> Run:
 
 
 def _plan(config: Config) -> Run:
-    if _FOLDER_VARIABLE in os.environ and "LOCAL_RANK" in os.environ:
-        return _existing(Path(os.environ[_FOLDER_VARIABLE]), config)
+    if FOLDER_VARIABLE in os.environ and "LOCAL_RANK" in os.environ:
+        checkpoint = os.environ.get(_CHECKPOINT_VARIABLE)
+        return Run(Path(os.environ[FOLDER_VARIABLE]), Path(checkpoint) if checkpoint else None)
     if "LOCAL_RANK" in os.environ:
         raise PolyvisionError(
             "the environment has LOCAL_RANK, as torchrun sets it: start the script without a "
@@ -127,8 +157,30 @@ def _plan(config: Config) -> Run:
         return Run(_unused(_base(config)), new=True)
     if config.resume != "auto":
         return _named(Path(config.resume), config)
-    folders = [f for f in _siblings(_base(config)) if f.is_dir()]
-    return _existing(folders[-1], config) if folders else Run(_base(config), new=True)
+    return _latest(config)
+
+
+def _latest(config: Config) -> Run:
+    """Return the latest run with this configuration, or a new one where none can be meant.
+
+    Raises:
+        PolyvisionError: there are runs, all with another configuration.
+    """
+    other: PolyvisionError | None = None
+    for folder in filter(Path.is_dir, reversed(_siblings(_base(config)))):
+        recorded = Run(folder)
+        try:
+            differences = _differences(recorded, config)
+        except PolyvisionError as error:
+            other = other or error
+            continue
+        if not differences:
+            return _existing(folder, config)
+        if recorded.begun():
+            other = other or _refusal(folder, differences)
+    if other is not None and SWEEP_VARIABLE not in os.environ:
+        raise other
+    return Run(_unused(_base(config)), new=True)
 
 
 @contextmanager
@@ -170,17 +222,25 @@ def open_run(config: Config, plan: Run) -> Run:
 
 
 def _open(config: Config, plan: Run) -> Run:
-    run = Run(_claim(plan.folder)) if plan.new else plan
-    os.environ[_FOLDER_VARIABLE] = str(run.folder)
+    run = Run(_claim(plan.folder, config)) if plan.new else plan
+    os.environ[FOLDER_VARIABLE] = str(run.folder.absolute())
+    os.environ[_CHECKPOINT_VARIABLE] = str(run.checkpoint.absolute()) if run.checkpoint else ""
     if "LOCAL_RANK" not in os.environ:
         run.checkpoints.mkdir(exist_ok=True)
         write_whole(run.folder / "config.yaml", yaml.safe_dump(config.plain(), sort_keys=False))
-        write_json(run.folder / "environment.json", _environment())
+        write_json(run.folder / "environment.json", _environment(config.act.name))
         (run.folder / "summary.json").unlink(missing_ok=True)
     return run
 
 
 def _base(config: Config) -> Path:
+    try:
+        config.run_root.encode()
+    except UnicodeEncodeError as error:  # TensorBoard could not write there
+        raise PolyvisionError(
+            f"run_root={config.run_root!a} is not in the encoding of this locale: set "
+            f"PYTHONUTF8=1, or take a name of plain letters"
+        ) from error
     model = config.model.name
     if config.experiment is not None:  # recipes of the same network must not meet in one folder
         model = f"{model}-{config.experiment.name}"
@@ -190,18 +250,26 @@ def _base(config: Config) -> Path:
 
 
 def _siblings(base: Path) -> list[Path]:
-    """Return ``base``, ``base-2``, ``base-3`` ... up to the first that does not exist."""
-    found = [base]
-    while found[-1].exists():
-        found.append(base.with_name(f"{base.name}-{len(found) + 1}"))
-    return found
+    """Return those of ``base``, ``base-2``, ``base-3`` ... that exist, the oldest first."""
+    numbers = {
+        int(found[1])
+        for path in base.parent.glob(f"{base.name}-*")
+        if (found := re.fullmatch(r"-([2-9]|[1-9]\d+)", path.name.removeprefix(base.name)))
+    }
+    further = [base.with_name(f"{base.name}-{number}") for number in sorted(numbers)]
+    return [path for path in (base, *further) if path.exists()]
 
 
 def _unused(base: Path) -> Path:
-    return _siblings(base)[-1]
+    """Return the first name after all that are taken, so that a later run has a later one."""
+    taken = _siblings(base)
+    if not taken:
+        return base
+    last = taken[-1].name.removeprefix(base.name)
+    return base.with_name(f"{base.name}-{int(last[1:] or 1) + 1}")
 
 
-def _claim(folder: Path) -> Path:
+def _claim(folder: Path, config: Config) -> Path:
     base = folder.with_name(re.sub(r"-\d+$", "", folder.name))
     while True:
         try:
@@ -212,6 +280,11 @@ def _claim(folder: Path) -> Path:
                     f"run_root: cannot create {folder}: {error.filename} is in the way"
                 ) from error
             folder = _unused(base)
+            if config.resume is not None and not (plan := _latest(config)).new:
+                raise PolyvisionError(
+                    f"{plan.folder}: another process has just started this run: wait until it "
+                    f"ends, or leave resume= out to start a run beside it"
+                ) from error
         except OSError as error:
             raise PolyvisionError(f"run_root: cannot create {folder}: {error.strerror}") from error
         else:
@@ -234,23 +307,40 @@ def _named(path: Path, config: Config) -> Run:
             raise PolyvisionError(f"resume={path}: the run has no checkpoint yet ({run.last})")
         return run
     raise PolyvisionError(
-        f"resume={path} is neither a checkpoint (.ckpt) nor a run folder: give one, or resume=auto"
+        f"resume={path} is neither a checkpoint (.ckpt) nor a run folder{looked_for(path)}: give "
+        "one, or resume=auto"
     )
 
 
 def _existing(folder: Path, config: Config) -> Run:
     run = Run(folder)
-    recorded = folder / "config.yaml"
     found = next((path for path in (run.last, run.previous) if path.exists()), None)
-    if recorded.exists() and (found is not None or run.summary() is not None):
-        differences = config_differences(_settings(recorded), config.plain())
-        if differences:
-            lines = "; ".join(f"{k}: {old!r} then, {new!r} now" for k, old, new in differences)
-            raise PolyvisionError(
-                f"cannot resume {folder}: the configuration differs ({lines}). "
-                f"Use the same values, or leave resume= out to start a new run"
-            )
+    if run.begun() and (differences := _differences(run, config)):
+        raise _refusal(folder, differences)
+    if found is None and run.begun() and run.summary() is None:
+        best = f", from its best weights with finetune={run.best}" if run.best.exists() else ""
+        raise PolyvisionError(
+            f"cannot resume {folder}: it has been validated, but {run.last.name} and "
+            f"{run.previous.name} are gone from {run.checkpoints}. Put one back, or leave resume= "
+            f"out to start a new run{best}"
+        )
     return Run(folder, found)
+
+
+def _differences(run: Run, config: Config) -> list[tuple[str, Any, Any]]:
+    """Return what differs; nothing where the run has not recorded its configuration yet."""
+    recorded = run.folder / "config.yaml"
+    if not recorded.exists():
+        return []
+    return config_differences(_settings(recorded), config.plain())
+
+
+def _refusal(folder: Path, differences: list[tuple[str, Any, Any]]) -> PolyvisionError:
+    lines = "; ".join(f"{k}: {old!r} then, {new!r} now" for k, old, new in differences)
+    return PolyvisionError(
+        f"cannot resume {folder}: the configuration differs ({lines}). "
+        f"Use the same values, or leave resume= out to start a new run"
+    )
 
 
 def _settings(recorded: Path) -> dict[str, Any]:
@@ -265,7 +355,7 @@ def _settings(recorded: Path) -> dict[str, Any]:
 
 def _read(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     try:
-        content = parse(path.read_text())
+        content = parse(path.read_text(encoding="utf-8"))
     except (ValueError, yaml.YAMLError) as error:
         text = " ".join(str(error).split())
         raise PolyvisionError(f"{path} is damaged: {text}") from error
@@ -279,7 +369,7 @@ def config_differences(
 ) -> list[tuple[str, Any, Any]]:
     """List (key, old, new) for each value that differs and matters for the result."""
     a, b = _flatten(old), _flatten(new)
-    keys = [k for k in {**a, **b} if k not in _FREE_KEYS]
+    keys = [k for k in {**a, **b} if k not in _FREE_KEYS and not k.startswith("experiment.target.")]
     return [(k, a.get(k), b.get(k)) for k in keys if a.get(k) != b.get(k)]
 
 
@@ -293,8 +383,9 @@ def _flatten(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _environment() -> dict[str, Any]:
-    """Describe command, versions, hardware and the state of the source tree."""
+def _environment(activation: str) -> dict[str, Any]:
+    """Describe command, versions, hardware, source tree, and the user's own activation."""
+    origin = activation_origin(activation)
     return {
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "polyvision": polyvision.__version__,
@@ -304,6 +395,7 @@ def _environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "git": _git_state(),
+        **({} if origin is None else {"activation_registered_by": origin}),
     }
 
 
@@ -312,7 +404,9 @@ def _git_state() -> dict[str, Any] | None:
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(source), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, encoding="utf-8", check=True
+        ).stdout.strip()
 
     try:
         # An installed copy may lie inside somebody else's repository: only ours counts.

@@ -6,6 +6,7 @@ A key that is added gets a default here, which means what runs did before: ``com
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from polyvision.activations import activation_info
@@ -249,14 +250,31 @@ class AnalysisConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TargetConfig:
-    """What a validation metric should come to at the end of an experiment, and who says so."""
+    """What a metric came to at the end of a published training, and who says so.
+
+    ``metric`` is the tag under which a run logs the same quantity; ``val/c4/loss`` is there only
+    with a validation set named ``c4``. ``value`` has a number for each activation that one was
+    published for; a single number holds for all.
+    """
 
     metric: str
-    value: float
+    value: float | dict[str, float]
     source: str
 
-    def __str__(self) -> str:
-        return f"{self.metric} {self.value:.4f} ({self.source})"
+    def text(self, act: str, logged: Collection[str]) -> str:
+        """Say what to expect of an activation, and where the run logs no such quantity.
+
+        Args:
+            act: the activation's label.
+            logged: the tags of the run's metrics.
+        """
+        values = self.value if isinstance(self.value, dict) else {act: self.value}
+        if act in values:
+            found = f"{self.metric} {values[act]:.4f} ({self.source})"
+        else:
+            others = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+            found = f"none published for {act}; {self.metric}: {others} ({self.source})"
+        return found if self.metric in logged else f"{found}; not measured in this run"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 
+from polyvision.analysis.metrics import higher_is_better
 from polyvision.training.analyses import Analyses, probe
 from polyvision.training.board import Board, run_card
 from polyvision.training.callbacks import Console
@@ -26,10 +27,12 @@ from polyvision.training.loader import TrainLoader, ValLoader, shared_batches, v
 from polyvision.training.loggers import JsonLinesLogger, truncate_metrics
 from polyvision.training.monitor import ActivationMonitor
 from polyvision.training.optimization import build_optimizer, build_schedule
-from polyvision.training.plan import Steps, count_steps, plan_rows, train_batches
+from polyvision.training.output import say_error
+from polyvision.training.plan import Steps, count_steps, plan_rows, target_text, train_batches
 from polyvision.training.quiet import quiet
+from polyvision.training.ranks import RankError, Watch, watched
 from polyvision.training.report import format_summary, format_table
-from polyvision.training.resumption import check_files, place_in
+from polyvision.training.resumption import Place, check_files, place_in
 from polyvision.training.run import Run, hold_run, plan_run, write_json
 from polyvision.training.schema import Config
 from polyvision.training.state import track
@@ -55,7 +58,7 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
         print(f"{plan.folder} has finished already; nothing to resume")
         print(format_summary(plan, finished), flush=True)
         return finished
-    plan, first_step = place_in(plan, config.recipe.accumulate)
+    plan, place = place_in(plan, config.recipe.accumulate)
     quiet()
     seed_everything(config.seed, verbose=False)
     # A checkpoint to go on from has the weights, wherever they came from at first.
@@ -69,11 +72,12 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
     rows = plan_rows(config, hardware, task, steps, cost, plan)
     if "LOCAL_RANK" not in os.environ:
         print(format_table("Plan", rows), flush=True)
+        task.check()
     if config.dry_run:
         return None
     check_files(plan, task)
     with hold_run(config, plan) as run:
-        return _fit(config, hardware, task, loader, steps, cost, run, first_step, rows)
+        return _fit(config, hardware, task, loader, steps, cost, run, place, rows)
 
 
 def _fit(
@@ -84,10 +88,15 @@ def _fit(
     steps: Steps,
     cost: Cost,
     run: Run,
-    first_step: int,
+    place: Place,
     rows: list[tuple[str, str]],
 ) -> dict[str, Any]:
-    _prepare_folder(run, task, first_step)
+    first_step = place.step
+    _prepare_folder(run, task, place)
+    if task.skipped is not None:
+        task.skipped.keep_in(run.folder / "unreadable.jsonl")
+        if "LOCAL_RANK" not in os.environ:  # the first rank, before it starts the others
+            task.skipped.forget_repaired()
     module = task.module(
         task.model,
         config.recipe,
@@ -106,7 +115,6 @@ def _fit(
         task.tokens_per_sample,
         3 * cost.flops / steps.batch_per_device,
         hardware.compute_dtype,
-        config.trainer.log_every_n_steps,
         steps.total,
         lambda: loader.waited,
     )
@@ -115,7 +123,6 @@ def _fit(
     checkpoints = Checkpoints(
         run,
         task.monitor,
-        task.mode,
         config.trainer.checkpoint_every_n_steps,
         stopping,
         [shared_batches(each, steps.batch_per_device, hardware.devices) for each in sets],
@@ -125,14 +132,14 @@ def _fit(
         run,
         hardware,
         steps,
-        [board, JsonLinesLogger(run.folder / "metrics.jsonl")],
+        [board, JsonLinesLogger(run.metrics)],
         [
             throughput,
             ActivationMonitor(config.trainer.histograms, steps.total, task.shown),
             *task.callbacks,
             *_analyses(config, task, run),
-            Console(throughput, ["train/loss", *task.shown], sys.stderr.isatty()),
             checkpoints,
+            Console(throughput, ["train/loss", *task.shown], sys.stderr.isatty()),  # saved first
         ],
     )
     loader.between = lambda: checkpoints.between_steps(trainer)
@@ -140,7 +147,7 @@ def _fit(
     facts = {
         "settings": settings,
         "monitor": task.monitor,
-        "mode": task.mode,
+        "mode": "max" if higher_is_better(task.monitor) else "min",
         "total_steps": steps.total,
         "activation_bytes": cost.saved_bytes,
     }
@@ -152,8 +159,11 @@ def _fit(
             for each in val:
                 stack.enter_context(closing(each))
             stack.enter_context(stopping.listening(trainer))
-            stack.enter_context(_recorded(run, board, trainer, task, facts, rows, first_step))
-            stack.enter_context(_no_rank_left_behind(trainer))
+            failed = stack.enter_context(
+                _recorded(run, board, trainer, task, facts, rows, first_step)
+            )
+            watch = Watch(run.folder, _ending(failed, trainer), lambda: stopping.holding)
+            stack.enter_context(watched(trainer, watch))
             trainer.fit(module, loader, val, ckpt_path=run.checkpoint)
             if task.monitor not in trainer.callback_metrics:  # stopped after the last step
                 trainer.validate(module, val, verbose=False)
@@ -165,8 +175,7 @@ def _fit(
         raise SystemExit(code) from None
     summary = _summary(settings, task, trainer, checkpoints, throughput)
     summary["seconds"] = round(time.monotonic() - started, 1)
-    target = config.experiment and config.experiment.target
-    summary["target"] = str(target) if target else None
+    summary["target"] = target_text(config, task)
     if trainer.is_global_zero:
         write_json(run.folder / "summary.json", summary)
         print(format_summary(run, summary), flush=True)
@@ -185,16 +194,20 @@ def _refuse_bad_options(task: Task, config: Config, steps: Steps) -> None:
     )
 
 
-@contextmanager
-def _no_rank_left_behind(trainer: Trainer) -> Iterator[None]:
-    """End the other ranks when the first one fails: they would wait for it."""
-    try:
-        yield
-    except Exception:
+def _ending(
+    failed: Callable[[BaseException], None], trainer: Trainer
+) -> Callable[[RankError], None]:
+    """Return what ends this process although its main thread waits for a rank that is gone."""
+
+    def end(error: RankError) -> None:
+        failed(error)
         launcher: Any = trainer.strategy.launcher
-        if launcher is not None:
-            launcher.kill(signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
-        raise
+        launcher.kill(signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
+        say_error(error)
+        sys.stderr.flush()
+        os._exit(error.code)
+
+    return end
 
 
 def _say_stopped(run: Run, trainer: Trainer, checkpoints: Checkpoints) -> None:
@@ -222,18 +235,18 @@ def _recorded(
     facts: dict[str, Any],
     rows: list[tuple[str, str]],
     first_step: int,
-) -> Iterator[None]:
+) -> Iterator[Callable[[BaseException], None]]:
     """Describe the run in its folder and in TensorBoard, and record how the block ends."""
     if not trainer.is_global_zero:
-        yield
+        yield lambda error: None
         return
-    environment = json.loads((run.folder / "environment.json").read_text())
+    environment = json.loads((run.folder / "environment.json").read_text(encoding="utf-8"))
     # The tab shows the first one unasked.
     metrics = dict.fromkeys([task.monitor, *task.shown, "train/loss", "perf/samples_per_s"])
     board.describe(facts["settings"], metrics, run_card(environment, rows), first_step)
     try:
-        with track(run.folder, facts, first_step, lambda: trainer.global_step):
-            yield
+        with track(run.folder, facts, first_step, lambda: trainer.global_step) as failed:
+            yield failed
     except BaseException:
         with suppress(OSError):  # a full disk must not hide what came first
             board.end(success=False)
@@ -241,7 +254,7 @@ def _recorded(
     board.end(success=True)
 
 
-def _prepare_folder(run: Run, task: Task, first_step: int) -> None:
+def _prepare_folder(run: Run, task: Task, place: Place) -> None:
     """Write the task's files; drop what a resumed run will write again.
 
     The first rank does so, before it starts the others.
@@ -250,11 +263,10 @@ def _prepare_folder(run: Run, task: Task, first_step: int) -> None:
         return
     for name, text in task.files.items():
         write_whole(run.folder / name, text)
-    metrics = run.folder / "metrics.jsonl"
     if run.checkpoint is not None:
-        truncate_metrics(metrics, first_step)
+        truncate_metrics(run.metrics, place.step, place.logged)
         return
-    metrics.unlink(missing_ok=True)
+    run.metrics.unlink(missing_ok=True)
     for events in run.folder.glob("events.out.tfevents*"):
         events.unlink()
 
@@ -339,5 +351,5 @@ def _summary(
         "samples_per_s": round(speed["samples_per_s"], 2) if speed else None,
         "speed": speed,
         "torch_threads": torch.get_num_threads(),
-        "unreadable": task.unreadable(),
+        "unreadable": task.skipped.names() if task.skipped else [],
     }

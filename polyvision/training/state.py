@@ -20,7 +20,7 @@ _STATE_FILE = "state.json"
 @contextmanager
 def track(
     folder: Path, facts: Mapping[str, Any], first_step: int, step: Callable[[], int]
-) -> Iterator[None]:
+) -> Iterator[Callable[[BaseException], None]]:
     """Record a run as running while the block runs, and how it ended.
 
     A process that is killed records nothing: its state stays ``running``, and ``process`` and
@@ -31,6 +31,9 @@ def track(
         facts: plain values to record beside the state.
         first_step: the step that the run goes on from; 0 for a new run.
         step: tells the current optimizer step.
+
+    Yields:
+        A function that records the run as failed, for one that cannot leave the block.
     """
     path = folder / _STATE_FILE
     resumed = [*_resumed(path), first_step] if first_step else []
@@ -44,14 +47,19 @@ def track(
         **facts,
     }
     write_json(path, record)
+
+    def failed(error: BaseException) -> None:
+        kind = getattr(error, "kind", type(error).__name__)  # of another rank's error: its own
+        text = " ".join((f"{kind}: {error}" if kind else str(error)).split())
+        _record(path, record | {"state": "failed", "step": step(), "error": text})
+
     try:
-        yield
+        yield failed
     except (SystemExit, KeyboardInterrupt):
         _record(path, record | {"state": "interrupted", "step": step()})
         raise
     except BaseException as error:
-        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        _record(path, record | {"state": "failed", "step": step(), "error": text})
+        failed(error)
         raise
     write_json(path, record | {"state": "finished", "step": step()})
 
@@ -68,7 +76,7 @@ def _record(path: Path, record: Mapping[str, Any]) -> None:
 def _resumed(path: Path) -> list[int]:
     """Return the steps that the run went on from before; none when the file is gone or damaged."""
     try:
-        steps = list(map(int, json.loads(path.read_text())["resumed_at"]))
+        steps = list(map(int, json.loads(path.read_text(encoding="utf-8"))["resumed_at"]))
     except (OSError, ValueError, KeyError, TypeError):
         return []
     return steps

@@ -29,11 +29,16 @@ class Stopping:
     """Keep the first signal that asks the run to end; a second Ctrl-C ends it at once.
 
     Further signals change nothing: schedulers and shells repeat them.
+
+    Attributes:
+        number: the first signal; 0 for none.
+        holding: a block goes on that comes to its end even under a second Ctrl-C.
     """
 
     def __init__(self) -> None:
         self.number = 0
-        self._held = False
+        self.holding = False
+        self._interrupts = 0  # a Ctrl-C after another signal is the first one
 
     @contextlib.contextmanager
     def listening(self, trainer: Trainer) -> Iterator[None]:
@@ -46,17 +51,20 @@ class Stopping:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Let the block come to its end even under a second Ctrl-C."""
-        self._held = True
+        self.holding = True
         try:
             yield
         finally:
-            self._held = False
+            self.holding = False
 
     def _receive(self, number: int, _: Any) -> None:
-        again, self.number = bool(self.number), self.number or number
-        if again and number == signal.SIGINT and not self._held:
-            raise KeyboardInterrupt
-        if not again and os.environ.get("LOCAL_RANK", "0") == "0":
+        said, self.number = bool(self.number), self.number or number
+        if number == signal.SIGINT:
+            self._interrupts += 1
+            said = self._interrupts > 1
+            if said and not self.holding:
+                raise KeyboardInterrupt
+        if not said and os.environ.get("LOCAL_RANK", "0") == "0":
             hint = ", Ctrl-C again stops at once" if number == signal.SIGINT else ""
             text = f"{signal.Signals(number).name}: stopping after this step{hint}\n"
             with contextlib.suppress(OSError):  # the terminal may be gone

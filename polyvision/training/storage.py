@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +17,16 @@ _STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFB
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write ``text`` so that the file is whole, or still what it was; never half."""
+    """Write ``text`` so that the file is whole, or still what it was; never half.
+
+    As checkpoints are: beside the target, flushed to the disk, then renamed.
+    """
     partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_text(text)
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)

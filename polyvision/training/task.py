@@ -8,6 +8,7 @@ from collections.abc import Callable
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
+from polyvision.data.image_skips import SkippedImages
 from polyvision.errors import PolyvisionError
 from polyvision.training.averaging import averaged_tag
 from polyvision.training.loader import MapDataset, OrderedSamples
@@ -16,6 +17,10 @@ from polyvision.training.schema import RecipeConfig
 from polyvision.training.workers import Collate
 
 __all__ = ["Task", "follow_average"]
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,15 +33,16 @@ class Task:
         train: training samples.
         val: validation samples.
         plan: labelled lines about model, activation and data.
-        monitor: the validation metric that decides which weights are best.
-        mode: ``max`` or ``min``.
+        monitor: the validation metric that decides which weights are best; its direction is in
+            ``polyvision.analysis.metrics``.
         shown: the validation metrics printed, in order.
         make_input: makes the model's input for a number of samples.
         collate: joins samples to a batch; None for torch's default.
         tokens_per_sample: tokens of a sample; None for images.
         callbacks: further callbacks.
         files: text files for the run folder, by name.
-        unreadable: names the training files skipped so far.
+        check: looks quickly at the files of validation, and raises an error if some are damaged.
+        skipped: training files left out because they cannot be read; None where none can be.
         named_val: further validation sets; the metrics of one are ``val/<name>/...``.
     """
 
@@ -46,14 +52,14 @@ class Task:
     val: MapDataset
     plan: list[tuple[str, str]]
     monitor: str
-    mode: str
     shown: list[str]
     make_input: Callable[[int], Tensor]
     collate: Collate | None = None
     tokens_per_sample: int | None = None
     callbacks: list[Callback] = dataclasses.field(default_factory=list)
     files: dict[str, str] = dataclasses.field(default_factory=dict)
-    unreadable: Callable[[], list[str]] = list
+    check: Callable[[], None] = _nothing
+    skipped: SkippedImages | None = None
     named_val: dict[str, MapDataset] = dataclasses.field(default_factory=dict)
 
 

@@ -13,26 +13,30 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
+
+from polyvision.training.steps import FinishedStep, StepListener
 
 __all__ = ["Throughput"]
 
 
-class Throughput(Callback):
+class Throughput(StepListener):
     """Log samples and tokens per second, FLOP utilisation where the peak is known, and memory.
 
     ``perf/data_wait`` is the share of the time in which the loop waited for its next batch (without
     workers: made it). ``perf/eta_s`` is the time that the steps left take at the run's pace so far,
     validation included. ``perf/peak_memory_gib`` is the largest amount so far: on a GPU that of
     tensors, otherwise that of the whole process, libraries and data included; it is left out where
-    the system tells none. Time spent in validation and saving does not count for the rates.
+    the system tells none.
+
+    Rates are those since the last step that was due, also over the end of an epoch. Their clock
+    stands still from the start of a validation, an analysis or a save until the next batch comes,
+    so figures, samples of text and ``best.ckpt`` do not count; the wait for that batch does.
 
     Args:
-        batch_size: samples per batch of all ranks.
+        batch_size: samples per pass of all ranks.
         tokens_per_sample: tokens of a sample; None for images.
         flops_per_sample: forward and backward FLOPs of one sample (three times the forward pass).
         dtype: the compute dtype that the peak is looked up for.
-        every_n_steps: batches between two measurements.
         total_steps: optimizer steps of the whole run.
         waited: tells the seconds spent so far on waiting for data.
     """
@@ -43,7 +47,6 @@ class Throughput(Callback):
         tokens_per_sample: int | None,
         flops_per_sample: float,
         dtype: torch.dtype,
-        every_n_steps: int,
         total_steps: int,
         waited: Callable[[], float],
     ) -> None:
@@ -51,45 +54,63 @@ class Throughput(Callback):
         self.tokens_per_sample = tokens_per_sample
         self.flops_per_sample = flops_per_sample
         self.dtype = dtype
-        self.every_n_steps = every_n_steps
         self.total_steps = total_steps
         self.waited = waited
         self.measured: list[dict[str, float]] = []
-        self._batches = 0
+        self._passes = 0
         self._start = self._waited = self._begin = 0.0
+        # When the clock was stopped, and what had been waited by then; None while it runs.
+        self._stopped: tuple[float, float] | None = None
         self._first_step = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock of the estimate."""
+        """Start the clock of the estimate; that of the rates starts with the first batch."""
         self._begin, self._first_step = time.perf_counter(), trainer.global_step
-
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start measuring."""
         self._restart()
+        self.pause(pl_module.device)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start anew after the interruption."""
-        self._restart()
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Let the clock go on."""
+        if self._stopped is not None:
+            (since, waited), self._stopped = self._stopped, None
+            self._start += time.perf_counter() - since - (self.waited() - waited)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop the clock."""
+        self.pause(pl_module.device)
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Stop the clock."""
+        self.pause(pl_module.device)
+
+    def pause(self, device: torch.device) -> None:
+        """Stop the clock of the rates until the next batch; what the GPU has yet to do counts."""
+        if self._stopped is None:
+            _wait_for(device)
+            self._stopped = (time.perf_counter(), self.waited())
 
     def _restart(self) -> None:
-        self._batches, self._start, self._waited = 0, time.perf_counter(), self.waited()
+        self._passes, self._start, self._waited = 0, time.perf_counter(), self.waited()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Log the rates of the last interval."""
-        self._batches += 1
-        if self._batches < self.every_n_steps:
-            return
-        if pl_module.device.type == "cuda":
-            torch.cuda.synchronize(pl_module.device)
+    def on_step_end(
+        self, trainer: Trainer, pl_module: LightningModule, done: FinishedStep
+    ) -> dict[str, float]:
+        """Return the rates since the last step that was due."""
+        self._passes += done.passes
+        if not done.due:
+            return {}
+        _wait_for(pl_module.device)
         seconds = time.perf_counter() - self._start
-        rate = self._batches * self.batch_size / seconds
+        rate = self._passes * self.batch_size / seconds
         values = {"perf/samples_per_s": rate}
         if self.tokens_per_sample is not None:
             values["perf/tokens_per_s"] = rate * self.tokens_per_sample
         values["perf/data_wait"] = (self.waited() - self._waited) / seconds
-        values["perf/eta_s"] = self.left(trainer.global_step)
+        values["perf/eta_s"] = self.left(done.step)
         peak = get_available_flops(pl_module.device, self.dtype)
         if peak:
             values["perf/mfu"] = rate * self.flops_per_sample / (peak * trainer.world_size)
@@ -97,8 +118,8 @@ class Throughput(Callback):
         if memory is not None:
             values["perf/peak_memory_gib"] = memory / 2**30
         self.measured.append(values)
-        pl_module.log_dict(values)
         self._restart()
+        return values
 
     def left(self, step: int) -> float:
         """Return the seconds that the steps after ``step`` take at the pace so far."""
@@ -125,6 +146,11 @@ class Throughput(Callback):
         )
 
 
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def _peak_memory(device: torch.device) -> int | None:
     """Return the largest number of bytes in use so far."""
     if device.type == "cuda":
@@ -132,7 +158,9 @@ def _peak_memory(device: torch.device) -> int | None:
     if sys.platform == "win32":
         return None
     status = Path("/proc/self/status")  # on Linux, where ru_maxrss begins with the parent's peak
-    own = re.search(r"VmHWM:\s*(\d+) kB", status.read_text() if status.exists() else "")
+    own = re.search(
+        r"VmHWM:\s*(\d+) kB", status.read_text(encoding="utf-8") if status.exists() else ""
+    )
     if own:
         return int(own[1]) * 1024
     import resource  # not on Windows

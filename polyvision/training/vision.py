@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from typing import Any, cast
 
@@ -12,8 +13,10 @@ import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor, nn
 
+from polyvision.data.image_skips import SkippedImages
 from polyvision.data.images import Augment, ImageData, collate, load_image_data
-from polyvision.errors import PolyvisionError
+from polyvision.errors import PolyvisionError, some
+from polyvision.models.empty import empty
 from polyvision.models.network import VisionNetwork, network_to_plain
 from polyvision.models.swap_report import Kept, SwapReport
 from polyvision.models.vision import UnknownOption, VisionModel, create_vision_model
@@ -27,6 +30,7 @@ from polyvision.training.schema import (
     VisionModelConfig,
     VisionRecipeConfig,
 )
+from polyvision.training.steps import Sums
 from polyvision.training.task import Task
 
 __all__ = ["VisionModule", "build_task"]
@@ -41,13 +45,21 @@ class VisionModule(TaskModule):
         model: the network.
         recipe: its loss, label smoothing and mixing of images are those of training.
         classes: number of classes.
+        skipped: the images that passes were left without.
         keywords: those of ``TaskModule``.
     """
 
     def __init__(
-        self, model: nn.Module, recipe: VisionRecipeConfig, *, classes: int, **keywords: Any
+        self,
+        model: nn.Module,
+        recipe: VisionRecipeConfig,
+        *,
+        classes: int,
+        skipped: SkippedImages | None = None,
+        **keywords: Any,
     ) -> None:
         super().__init__(model, recipe, **keywords)
+        self.skipped = skipped
         mixed = bool(recipe.mix.mixup or recipe.mix.cutmix)
         self.mixing = Mixing(recipe, classes) if mixed else None
         self.training_loss = build_loss(recipe, mixed=mixed)
@@ -56,12 +68,32 @@ class VisionModule(TaskModule):
         logits: Tensor = self.model(images.to(memory_format=torch.channels_last))
         return logits.float()
 
-    def loss(self, batch: Batch) -> Tensor:
-        """Return the recipe's mean loss of the batch."""
+    def losses(self, batch: Batch) -> tuple[Tensor, Sums]:
+        """Return the recipe's mean loss of the batch, and its sum over the images.
+
+        Raises:
+            PolyvisionError: unreadable images left it with one, and the network needs more.
+        """
         images, targets = batch
         if self.mixing is not None:
             images, targets = self.mixing(images, targets)
-        return self.training_loss(self._logits(images), targets)
+        try:
+            logits = self._logits(images)
+        except ValueError as error:  # batch norm over one value
+            names = self.skipped.names() if self.skipped else []
+            if len(images) > 1 or not names:
+                raise
+            raise PolyvisionError(
+                "unreadable images were left out of a batch of training images, and the network "
+                f"does not train on the one that remained ({error}). Not read so far: "
+                f"{some(names)}. Repair or remove them, or raise recipe.batch_size"
+            ) from error
+        loss = self.training_loss(logits, targets)
+        return loss, {"loss": loss.detach() * len(images), "images": len(images)}
+
+    def training_metrics(self, totals: dict[str, Tensor], step: int) -> dict[str, float]:
+        """Return the mean loss of an image."""
+        return {"train/loss": float(totals["loss"] / totals["images"])}
 
     def count(self, batch: Batch) -> dict[str, Tensor]:
         """Return the summed cross-entropy, the hits among the best 1 and 5, and the images."""
@@ -114,18 +146,21 @@ def build_task(config: Config) -> Task:
     )
     check_objective(recipe, len(data.classes))
     _check_test_size(config.model, config.data)
+    build = functools.partial(
+        create_vision_model,
+        config.model.name,
+        config.act.name,
+        config.act.options,
+        num_classes=len(data.classes),
+        in_chans=data.in_chans,
+        image_size=data.image_size,
+        pretrained=config.model.pretrained,
+        model_kwargs=_model_options(config.model, recipe),
+        on_leftover=config.model.on_leftover,
+    )
+    values = config.model.pretrained or config.finetune is not None or not config.dry_run
     try:
-        built = create_vision_model(
-            config.model.name,
-            config.act.name,
-            config.act.options,
-            num_classes=len(data.classes),
-            in_chans=data.in_chans,
-            image_size=data.image_size,
-            pretrained=config.model.pretrained,
-            model_kwargs=_model_options(config.model, recipe),
-            on_leftover=config.model.on_leftover,
-        )
+        built = build() if values else empty(build, lambda built: built.model)
     except UnknownOption as error:
         raise _in_words_of_the_recipe(error, config.model.name, recipe) from error
     _check_drop_path(built.model, config.model.name, recipe.drop_path)
@@ -135,7 +170,7 @@ def build_task(config: Config) -> Task:
         built = dataclasses.replace(built, weights=weights)
 
     def module(*arguments: Any, **keywords: Any) -> VisionModule:
-        return VisionModule(*arguments, classes=len(data.classes), **keywords)
+        return VisionModule(*arguments, classes=len(data.classes), skipped=data.skipped, **keywords)
 
     return Task(
         model=built.model,
@@ -144,11 +179,11 @@ def build_task(config: Config) -> Task:
         val=cast(MapDataset, data.val),
         plan=_plan(config, data, built),
         monitor="val/acc1",
-        mode="max",
         shown=["val/loss", "val/acc1", "val/acc5"],
         make_input=lambda n: torch.zeros(n, data.in_chans, data.image_size, data.image_size),
         collate=collate,
-        unreadable=data.unreadable,
+        check=data.check,
+        skipped=data.skipped,
         files={
             "classes.json": json.dumps(data.classes, indent=2) + "\n",
             "network.json": json.dumps(network_to_plain(network), indent=2) + "\n",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -94,6 +94,7 @@ def test_a_configuration_is_offered_names_only() -> None:
         "kind": str,
         "order": int,
         "bias": bool,
+        "init": Literal["equal", "base"],
     }
 
 
@@ -115,3 +116,51 @@ def test_what_is_no_base_is_refused(rho: Any, text: str) -> None:
 def test_the_function_refuses_a_name() -> None:
     with pytest.raises(ValueError, match="polycom: rho must be a function of one tensor, got 'si"):
         functional.polycom(torch.ones(2), torch.ones(1), rho="silu")  # type: ignore[arg-type]
+
+
+NAMED: dict[str, tuple[Any, int]] = {  # formula, number of parameters of the base
+    "identity": (lambda m, x: x, 0),
+    "sigmoid": (lambda m, x: 1 / (1 + torch.exp(-x)), 0),
+    "prelu": (lambda m, x: torch.where(x > 0, x, m.rho.weight.to(x.dtype) * x), 1),
+    "relu": (lambda m, x: torch.where(x > 0, x, 0.0 * x), 0),
+}
+
+
+@pytest.mark.parametrize("kind", ["I", "II"])
+@pytest.mark.parametrize("name", NAMED)
+def test_bases_by_name(name: str, kind: str) -> None:
+    formula, parameters = NAMED[name]
+    module = PolyCom(rho=name, kind=kind).double()
+    with torch.no_grad():
+        module.weight.copy_(torch.tensor([0.7, -1.3, 0.45]))
+        module.bias.fill_(0.3)
+    x = torch.randn(5, 7, dtype=torch.double, requires_grad=True)
+    powers = [formula(module, x) ** i if kind == "I" else formula(module, x**i) for i in (1, 2, 3)]
+    exact = sum(a * p for a, p in zip(module.weight, powers, strict=True)) + module.bias
+    variables = [x, *module.parameters()]
+    assert len(variables) == 3 + parameters
+    torch.testing.assert_close(module(x), exact)
+    found = torch.autograd.grad(module(x).square().sum(), variables)
+    torch.testing.assert_close(found, torch.autograd.grad(exact.square().sum(), variables))
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_named_base_takes_every_dtype(name: str) -> None:
+    for coefficients in (torch.float32, torch.bfloat16):
+        module = PolyCom(rho=name, dtype=coefficients)
+        assert {p.dtype for p in module.parameters()} == {coefficients}
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            assert module(torch.randn(3, 4, dtype=dtype)).dtype == dtype
+
+
+def test_parameters_of_the_base_are_reset_too() -> None:
+    module = PolyCom(rho="prelu", device="meta").to_empty(device="cpu")
+    nn.init.constant_(module.rho.weight, 9.0)
+    module.reset_parameters()
+    assert module.rho.weight.tolist() == [0.25]
+    assert module.weight.tolist() == PolyCom().weight.tolist()
+
+
+def test_an_unknown_base_lists_what_there_is() -> None:
+    with pytest.raises(ValueError, match=r"'sigmoyd'. Did you mean 'sigmoid'.*identity.*prelu"):
+        PolyCom(rho="sigmoyd")

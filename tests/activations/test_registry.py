@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from polyvision import PolyNorm, activation_names, create_activation, register_activation
-from polyvision.activations import activation_info, registry
+from polyvision.activations import activation_info, activation_modules, registry
 from polyvision.errors import PolyvisionError
 
 SOURCE: dict[str, Any] = {"source": "test", "formula": "alpha x"}
@@ -72,6 +74,33 @@ def test_a_function_can_be_registered_too() -> None:
         return PolyNorm(order=order, dim=dim)
 
     assert repr(create_activation("wide_polynorm", dim=1)) == "PolyNorm(order=5, eps=1e-06, dim=1)"
+
+
+@pytest.mark.parametrize(("name", "cls"), [("relu", nn.ReLU), ("gelu", nn.GELU), ("silu", nn.SiLU)])
+def test_what_torch_has_is_torchs_own_class(name: str, cls: type[nn.Module]) -> None:
+    module = create_activation(name)
+    assert type(module) is cls  # as captum's DeepLift and torch.ao look for it
+    assert repr(module) == repr(cls())
+
+
+def test_a_networks_own_modules_of_torch_do_not_count_as_put_in() -> None:
+    model = nn.Sequential(nn.ReLU(), create_activation("relu"), nn.GELU(), PolyNorm())
+    assert list(activation_modules(model)) == ["1", "3"]
+    assert list(activation_modules(copy.deepcopy(model))) == ["1", "3"]
+    assert list(activation_modules(pickle.loads(pickle.dumps(model)))) == ["1", "3"]
+
+    @register_activation("mine", kind="pointwise", **SOURCE)
+    def made(inplace: bool = False) -> nn.Module:
+        return nn.Tanh()
+
+    model = nn.Sequential(nn.Tanh(), create_activation("mine"))
+    assert list(activation_modules(model)) == ["1"]
+
+
+def test_the_base_of_an_activation_is_part_of_it() -> None:
+    model = nn.Sequential(create_activation("polycom", rho="polyprelu"))
+    assert list(activation_modules(model)) == ["0"]
+    assert list(activation_modules(model[0])) == [""]
 
 
 def test_a_taken_name_is_refused_and_the_first_one_stays() -> None:

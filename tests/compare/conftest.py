@@ -50,7 +50,9 @@ def write_run(tmp_path):
     ):
         folder = tmp_path / "runs" / act / (name or f"seed{seed}")
         folder.mkdir(parents=True)
-        (folder / "config.yaml").write_text(yaml.safe_dump(config(act, seed, **changes)))
+        (folder / "config.yaml").write_text(
+            yaml.safe_dump(config(act, seed, **changes)), encoding="utf-8"
+        )
         record = {
             "state": "finished",
             "error": None,
@@ -63,16 +65,18 @@ def write_run(tmp_path):
             "total_steps": 4,
             "activation_bytes": 2**20,
         }
-        (folder / "state.json").write_text(json.dumps(record | (state or {})))
+        (folder / "state.json").write_text(json.dumps(record | (state or {})), encoding="utf-8")
         described = {"torch": "2.0", "threads": 1, "git": {"commit": "abc", "changed": False}}
-        (folder / "environment.json").write_text(json.dumps(described | (environment or {})))
+        (folder / "environment.json").write_text(
+            json.dumps(described | (environment or {})), encoding="utf-8"
+        )
         rows = []
         for step, accuracy in zip(steps, accuracies, strict=False):
             rows += [{"step": s, "train/loss": 1.0 / s} for s in (step - 1, step)]
             rows[-1]["perf/samples_per_s"] = 100.0 + step
             rows.append({"step": step, "val/acc1": accuracy, "val/loss": 1 - accuracy})
         lines = "".join(f"{json.dumps(row)}\n" for row in rows)
-        (folder / "metrics.jsonl").write_text(lines + tail)
+        (folder / "metrics.jsonl").write_text(lines + tail, encoding="utf-8")
         return folder
 
     return write

@@ -1,6 +1,7 @@
 """What a comparison says: what is missing is said, and nothing is averaged over it."""
 
 import csv
+import json
 import re
 
 import pytest
@@ -83,6 +84,29 @@ def test_direction_follows_the_metric(write_run, report):
     printed = report("--baseline", "polynorm")
     assert cells(printed, "relu       | val/acc1 (last)")[-1] == "worse"
     assert cells(printed, "relu       | val/loss (last)")[-1] == "worse"
+
+
+def test_the_name_of_a_validation_set_has_no_direction(write_run, report):
+    """``vaccines`` contains ``acc``, and ``loss`` may be the name of a set."""
+    for seed, gain in enumerate((0.2, 0.21, 0.2)):
+        for act, values in (("relu", (0.9, 1.5)), ("polynorm", (0.8, 1.5 - gain))):
+            folder = write_run(act, seed)
+            with (folder / "metrics.jsonl").open("a") as file:
+                for step, value in zip((2, 4), values, strict=True):
+                    row = {"step": step, "val/vaccines/loss": value, "val/loss/acc1": value}
+                    row |= {"val/soot_acc/f1": value, "val/vaccines/bpb": value}
+                    file.write(json.dumps(row) + "\n")
+    printed = report()
+    for name, best, says in (
+        ("val/vaccines/loss", "0.9000", "better"),
+        ("val/vaccines/bpb", "0.9000", "better"),
+        ("val/loss/acc1", "1.5000", "worse"),
+    ):
+        assert cells(printed, f"{name} (best)")[1].startswith(best), name
+        assert cells(printed, f"polynorm   | {name} (last)")[-1] == says, name
+    assert cells(printed, "polynorm   | val/soot_acc/f1 (last)")[-1] == "lower"
+    assert "val/soot_acc/f1 (best)" not in printed
+    assert "- val/soot_acc/f1: it is not known which way this metric improves" in printed
 
 
 def test_one_pair_has_no_interval(write_run, report):

@@ -13,6 +13,15 @@ from polyvision.data.corpus import Corpus
 from polyvision.data.prepare import Settings, prepare
 from polyvision.data.sources import find_sources
 
+# Arguments of ``prepare`` itself.
+_OWN = ("workers", "overwrite", "on_progress", "skip_bad_lines", "check_inputs", "say")
+
+
+@pytest.fixture
+def without_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save the time that notes after every document would wait for the disk."""
+    monkeypatch.setattr("os.fsync", lambda file: None)
+
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
@@ -29,7 +38,7 @@ def prepared(tmp_path: Path) -> Callable[..., Corpus]:
     """Prepare files into a folder; settings by keyword."""
 
     def run(*inputs: Path, out: str = "out", **more: Any) -> Corpus:
-        own = {k: more.pop(k) for k in ("workers", "overwrite", "on_progress") if k in more}
+        own = {k: more.pop(k) for k in _OWN if k in more}
         settings = Settings(**{"tokenizer": "bytes", "val_fraction": 0.2} | more)
         sources = find_sources([str(path) for path in inputs])
         return prepare(sources, tmp_path / out, settings, **own)

@@ -169,6 +169,12 @@ def test_imagenette(tmp_path: Path, size: str) -> None:
     assert abs(float(image[0, 0, 0]) * 255 - 60) < 3
 
 
+def test_missing_images_of_imagenette_are_noted(tmp_path: Path) -> None:
+    write_imagenette(tmp_path / "imagenette2-320")
+    (note,) = load("imagenette", tmp_path).notes
+    assert re.fullmatch(r"Imagenette has 9,469 \+ 3,925 images; .*-320 has \d+ \+ \d+", note)
+
+
 def test_an_incomplete_imagenette_is_refused(tmp_path: Path) -> None:
     write_imagenette(tmp_path / "imagenette2-320")
     gone = tmp_path / "imagenette2-320" / "val" / _wnids()[4]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
+from timm.data import create_transform
 from torchvision import transforms
 
 from polyvision.data.augment import Augment, eval_transform, train_transform
@@ -233,3 +234,51 @@ def test_none_counts_as_not_given() -> None:
 def test_every_loader_explains_itself() -> None:
     assert {"digits", "fake", "folder", "fashion_mnist", "cifar10"} <= set(LOADERS)
     assert all(loader.__doc__ for loader in LOADERS.values())
+
+
+def noise(height: int, width: int) -> Image.Image:
+    levels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(levels)
+
+
+@pytest.mark.parametrize("crop_pct", [0.875, 1.0])
+@pytest.mark.parametrize("size", [31, 32])
+@pytest.mark.parametrize(("height", "width"), [(9, 200), (1, 77), (77, 1), (401, 40), (7, 100)])
+def test_the_crop_of_a_thin_image_is_that_of_the_whole_resized_one(
+    height: int, width: int, size: int, crop_pct: float
+) -> None:
+    settings: dict[str, Any] = {"crop_pct": crop_pct, "interpolation": "bilinear"}
+    whole = create_transform(size, mean=(0, 0, 0), std=(1, 1, 1), **settings)
+    image = noise(height, width)
+    found = eval_transform(Augment(**settings), size, (0, 0, 0), (1, 1, 1))(image)
+    torch.testing.assert_close(found, whole(image), rtol=0, atol=1.01 / 255)
+
+
+@pytest.mark.parametrize(("height", "width"), [(40, 30), (10, 80), (300, 60), (17, 17)])
+def test_other_images_are_resized_whole_as_by_timm(height: int, width: int) -> None:
+    image = noise(height, width)
+    whole = create_transform(32, interpolation="bicubic", crop_pct=0.875, mean=MEAN, std=STD)
+    assert torch.equal(eval_transform(Augment(), 32, MEAN, STD)(image), whole(image))
+
+
+@pytest.mark.parametrize("size", [(20_000, 1), (1, 20_000)])
+def test_a_thin_image_never_becomes_a_huge_one(
+    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+    resize = Image.Image.resize
+
+    def watched(self: Image.Image, size: tuple[int, int], *rest: Any, **more: Any) -> Image.Image:
+        sizes.append(size)
+        return resize(self, size, *rest, **more)
+
+    monkeypatch.setattr(Image.Image, "resize", watched)
+    image = Image.new("RGB", size, (9, 90, 200))
+    for transform in (
+        eval_transform(Augment(), 224, (0, 0, 0), (1, 1, 1)),
+        train_transform(Augment(hflip=0), 224, (0, 0, 0), (1, 1, 1)),
+    ):
+        found = transform(image)
+        expected = (torch.tensor([9, 90, 200]) / 255)[:, None, None].expand(3, 224, 224)
+        torch.testing.assert_close(found, expected)
+    assert max(width * height for width, height in sizes) < 260 * 260

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, PngImagePlugin
+from PIL import Image
 
-from polyvision.data.decode import EXTENSIONS, UnreadableImageError, decode_image
+from polyvision.data.decode import EXTENSIONS, UnreadableImageError, check_header, decode_image
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 
@@ -175,10 +176,72 @@ def test_floats_and_missing_files_are_refused(tmp_path: Path) -> None:
         decode_image(tmp_path / "missing.png")
 
 
-def test_text_bombs_in_metadata_are_refused(tmp_path: Path) -> None:
-    info = PngImagePlugin.PngInfo()
-    info.add_text("comment", "a" * (PngImagePlugin.MAX_TEXT_CHUNK + 1), zip=True)
-    path = tmp_path / "image.png"
-    photo().save(path, pnginfo=info)
-    with pytest.raises(UnreadableImageError, match=r"[Dd]ecompress"):
+def test_text_bombs_in_metadata_are_not_unpacked(tmp_path: Path) -> None:
+    path = with_chunks(tmp_path / "image.png", (b"zTXt", b"Comment\0\0" + BOMB))
+    tracemalloc.start()
+    try:
+        np.testing.assert_array_equal(pixels(path), np.asarray(photo()))
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def with_chunks(path: Path, *chunks: tuple[bytes, bytes]) -> Path:
+    """Write the photo as a PNG with further chunks after its header."""
+    photo().save(path)
+    content = path.read_bytes()
+    added = b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )
+    path.write_bytes(content[:33] + added + content[33:])
+    return path
+
+
+LONG = zlib.compress(bytes(2 << 20))
+BOMB = zlib.compress(bytes(64 << 20))
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        (b"zTXt", b"Comment\0\0" + LONG),
+        (b"iTXt", b"Comment\0\1\0\0\0" + LONG),
+        (b"iCCP", b"profile\0\0" + LONG),
+    ],
+)
+def test_texts_and_profiles_larger_than_pillow_allows(
+    tmp_path: Path, kind: bytes, data: bytes
+) -> None:
+    path = with_chunks(tmp_path / "image.png", (kind, data))
+    with pytest.raises(ValueError, match="too large"), Image.open(path) as image:
+        image.load()
+    np.testing.assert_array_equal(pixels(path), np.asarray(photo()))
+    check_header(path)
+    with path.open("rb") as file:
+        np.testing.assert_array_equal(np.asarray(decode_image(file)), np.asarray(photo()))
+
+
+def test_orientation_in_xmp_is_kept_when_texts_are_left_out(tmp_path: Path) -> None:
+    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><tiff:Orientation>6</tiff:Orientation></x:xmpmeta>'
+    texts = [(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp), (b"zTXt", b"Comment\0\0" + LONG)]
+    found = pixels(with_chunks(tmp_path / "image.png", *texts))
+    assert found.shape == (24, 16, 3)
+    assert tuple(found[2, 2]) == BLUE
+
+
+def test_a_damaged_png_with_a_long_text_is_still_refused(tmp_path: Path) -> None:
+    path = with_chunks(tmp_path / "image.png", (b"zTXt", b"Comment\0\0" + LONG))
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(UnreadableImageError):
         decode_image(path)
+
+
+def test_headers_are_checked_without_decoding(tmp_path: Path) -> None:
+    path = tmp_path / "image.png"
+    photo().save(path)
+    path.write_bytes(path.read_bytes()[:-30])
+    check_header(path)  # cut off further down
+    path.write_text("I am no picture.")
+    with pytest.raises(UnreadableImageError, match="cannot identify image file"):
+        check_header(path)

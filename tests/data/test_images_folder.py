@@ -14,6 +14,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from polyvision.data.folder import ClassTree, scan_class_tree, split_class_tree
+from polyvision.data.image_strict import StrictImages
 from polyvision.data.images import Augment, ImageData, collate, load_image_data
 from polyvision.errors import PolyvisionError
 
@@ -251,3 +252,29 @@ def test_an_unreadable_validation_image_is_an_error(parts: Path) -> None:
     with pytest.raises(PolyvisionError, match=text):
         data.val[5]
     assert data.val[4][1] == 2
+
+
+def test_headers_of_validation_images_are_checked_before_training(parts: Path) -> None:
+    data = load(parts)
+    data.check()
+    for name in ("ant/000.png", "cat/001.png"):
+        (parts / "val" / name).write_bytes(b"")
+    (parts / "train" / "bee" / "001.png").write_bytes(b"")  # training skips it
+    text = f"cannot read the validation image {parts}/val/ant/000.png: cannot identify image file"
+    with pytest.raises(PolyvisionError, match=f"{text}, and 1 more. Repair or remove them."):
+        data.check()
+    samples = data.val
+    assert isinstance(samples, StrictImages)
+    (parts / "val" / "ant" / "000.png").unlink()
+    with pytest.raises(PolyvisionError, match="No such file or directory"):
+        samples.check_headers()
+
+
+def test_the_check_of_headers_ends_in_time(parts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = load(parts).val
+    assert isinstance(data, StrictImages)
+    read = []
+    monkeypatch.setattr(data.source, "read", lambda i: (read.append(i), (parts / "no", 0))[1])
+    with pytest.raises(PolyvisionError, match="cannot read the validation image"):
+        data.check_headers(seconds=0)
+    assert len(read) == 1

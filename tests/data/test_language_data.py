@@ -53,6 +53,25 @@ def test_named_sets_take_their_validation_part_or_everything(
     assert data.plan["val"] == "main set (val/loss): own"
 
 
+def test_a_set_without_validation_part_is_said_to_be_one(
+    texts: Path, prepared: Prepare, caplog: pytest.LogCaptureFixture
+) -> None:
+    main = prepared(texts)
+    other = prepared(texts, out="other", val_fraction=0.0, seed=2)
+    load(path=str(main.folder), val={"own": str(main.folder)})
+    assert not caplog.messages
+    data = load(path=str(main.folder), val={"other": str(other.folder)})
+    whole = "it has no validation part, so all of its training part is taken"
+    assert data.plan["val other"].endswith(f"bytes; {whole}")
+    assert caplog.messages == [f"data.val.other={other.folder}: {whole}"]
+    caplog.clear()
+    places = {"path": str(other.folder), "val": {"a": str(main.folder), "b": str(other.folder)}}
+    load(**places)
+    (line,) = caplog.messages
+    assert line.startswith(f"data.val.b={other.folder}: {whole}, which this run also trains on")
+    assert "val/b shows no generalisation" in line
+
+
 def test_a_mixture_of_folders(texts: Path, prepared: Prepare) -> None:
     first = prepared(texts, out="first")
     prepared(texts, out="second", seed=9)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import io
 import json
 import lzma
 import re
+import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +17,8 @@ from typing import Any
 import pytest
 
 from polyvision.data import sources as module
-from polyvision.data.sources import Piece, find_sources, read_pieces
+from polyvision.data.sources import BadLines, Piece, find_sources, read_pieces
+from polyvision.data.text import read_text
 from polyvision.errors import PolyvisionError
 
 TEXTS = ["The first.\nTwo lines.", "caf\u00e9 \u2014 \U0001f40b", "third"]
@@ -39,6 +44,7 @@ def zstd(content: bytes) -> bytes:
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
+    ".bz2": bz2.compress,
     ".gz": gzip.compress,
     ".xz": lzma.compress,
     ".zst": zstd,
@@ -160,7 +166,6 @@ def test_inputs_that_name_nothing(text: str, message: str, tmp_path: Path) -> No
         (b'{"text": "a"}\n\n[1]', ":3: a JSON list; each line must be an object"),
         (b'{"txt": "a"}', ":1: no key 'text'. Did you mean 'txt'? Keys: txt; see --text-key"),
         (b'{"text": 5}', ":1: 'text' is int, not text"),
-        (b'{"text": null}', ":1: 'text' is NoneType, not text"),
         (b'{"text": "\\ud800"}', ":1: 'text' is not Unicode text"),
         (b'{"text": "a\xff"}', "is not UTF-8: byte 0xff at offset 11; convert it first"),
         (b"[" * 100_000, ":1: not JSON"),
@@ -198,7 +203,7 @@ def test_what_is_not_utf8_is_named_with_its_offset(
         read(file)
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
+@pytest.mark.parametrize("suffix", [".bz2", ".gz", ".xz", ".zst"])
 def test_compressed_files_that_are_cut_off_or_something_else(suffix: str, tmp_path: Path) -> None:
     file = tmp_path / f"a.txt{suffix}"
     content = PACK[suffix](" ".join(map(str, range(5000))).encode())
@@ -217,3 +222,116 @@ def test_a_package_that_is_missing_is_named(
         (tmp_path / name).write_bytes(b"x")
         with pytest.raises(PolyvisionError, match=f"pip install {package}"):
             read(tmp_path / name)
+
+
+def test_null_is_no_text_in_every_format(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(lines([{"text": None}, {"text": "x"}, {"text": None, "id": 1}]))
+    assert read(file) == ["x"]
+    pa = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet").write_table(
+        pa.table({"text": [None, "x", None]}), tmp_path / "a.parquet"
+    )
+    assert read(tmp_path / "a.parquet") == ["x"]
+
+
+@pytest.mark.parametrize("kind", ["dictionary", "string_view", "large_string"])
+def test_parquet_columns_of_every_kind_of_text(kind: str, tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    if not hasattr(pa, kind):
+        pytest.skip(f"this pyarrow has no {kind}")
+    made = pa.dictionary(pa.int32(), pa.string()) if kind == "dictionary" else getattr(pa, kind)()
+    values = [*TEXTS, None, *TEXTS]
+    pq.write_table(
+        pa.table({"text": pa.array(values, pa.string()).cast(made)}), tmp_path / "a.parquet"
+    )
+    assert pq.ParquetFile(tmp_path / "a.parquet").schema_arrow.field("text").type == made
+    assert read(tmp_path / "a.parquet") == TEXTS * 2
+
+
+def packed_tar(suffix: str) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode=f"w:{suffix}") as archive:
+        for number in range(3):
+            info = tarfile.TarInfo(f"{number}.txt")
+            info.size = 4
+            archive.addfile(info, io.BytesIO(b"text"))
+    return made.getvalue()
+
+
+def packed_zip() -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        archive.writestr("a.txt", "text")
+    return made.getvalue()
+
+
+BINARY: dict[str, tuple[bytes, str]] = {
+    "a.tar": (packed_tar(""), "is a tar archive, not text: unpack it"),
+    "a.tar.gz": (packed_tar("gz"), "is a tar archive, not text: unpack it"),
+    "a.txt.tar.xz": (packed_tar("xz"), "is a tar archive, not text: unpack it"),
+    "a.zip": (packed_zip(), "is a zip archive, not text: unpack it"),
+    "a.jsonl": (packed_zip(), "is a zip archive, not text: unpack it"),
+    "b.txt": (gzip.compress(b"text"), "is compressed (gzip): unpack it, or let"),
+    "c.txt": (bz2.compress(b"text"), "under a name that ends in .bz2"),
+    "d.txt": (lzma.compress(b"text"), "is compressed (xz)"),
+    "e.txt": (b"PAR1 and so on", "is a parquet file, not text"),
+    "f.txt": ("caf\u00e9".encode("utf-16-le"), "are NUL; if it is UTF-16, convert it"),
+    "g.jsonl": ('{"text": "a"}'.encode("utf-16-le"), "50 % of its first 26 bytes are NUL"),
+}
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_what_is_no_text_is_refused_by_its_content(name: str, tmp_path: Path) -> None:
+    content, message = BINARY[name]
+    file = tmp_path / name
+    file.write_bytes(content)
+    with pytest.raises(PolyvisionError, match=re.escape(message)) as error:
+        read(file)
+    assert str(error.value).startswith(str(file))
+    if name.endswith(("tar", "zip", "txt")):
+        with pytest.raises(PolyvisionError, match=re.escape(message)):
+            read_text(file)
+
+
+def test_a_text_may_hold_a_few_nul_bytes(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a text\0 of some length" * 9 + "x" * 2000)
+    assert len(read(tmp_path / "a.txt")[0]) == 9 * 22 + 2000
+
+
+BAD = (
+    b'{"text": "a"}\n[1]\n{"text": "b"}\n{"text": "\xff"}\n'
+    b'{"txt": 1}\n{"text": 5}\n{"text": "c"}\n{'
+)
+
+
+def test_bad_lines_are_left_out_up_to_the_limit(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(BAD)
+    (source,) = find_sources([str(file)])
+    bad = BadLines(5)
+    for _ in range(2):  # the same lines count once
+        pieces = read_pieces(source, text_key="text", separator=None, bad_lines=bad)
+        assert [piece.text for piece in pieces] == ["a", "b", "c"]
+    assert list(bad.reasons[str(file)]) == [2, 4, 5, 6, 8]
+    assert bad.reasons[str(file)][4].startswith(" is not UTF-8: byte 0xff at offset 42")
+    assert len(bad) == 5
+    pieces = read_pieces(source, text_key="text", separator=None, bad_lines=BadLines(2))
+    with pytest.raises(
+        PolyvisionError, match=r"a.jsonl:5: no key 'text'.*; 2 lines before it were left out"
+    ):
+        list(pieces)
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 1 << 20])
+def test_lines_do_not_depend_on_the_chunks(
+    chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_CHUNK", chunk)
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(
+        "\ufeff".encode() + json.dumps({"text": TEXTS[1]}, ensure_ascii=False).encode() + b"\r\n\n"
+        b'{"text": "last"}'
+    )
+    assert read(file) == [TEXTS[1], "last"]

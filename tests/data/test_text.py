@@ -149,6 +149,28 @@ def test_tokens_take_the_smallest_dtype_that_holds_the_vocabulary(vocab: int, dt
     assert pack_tokens(ids[:0], vocab).dtype == dtype
 
 
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    for name, mark in (("plain", b""), ("marked", b"\xef\xbb\xbf")):
+        (tmp_path / name).write_bytes(mark + STORY.encode())
+    texts = [read_text(tmp_path / name) for name in ("plain", "marked")]
+    assert texts == [STORY, STORY]
+    (tmp_path / "bad").write_bytes(b"\xef\xbb\xbfgood \xff")
+    with pytest.raises(PolyvisionError, match="byte 0xff at offset 8"):
+        read_text(tmp_path / "bad")
+
+
+def test_learning_from_a_long_text_is_announced(
+    story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr("polyvision.data.text._LONG_TO_LEARN", 100)
+    arguments: dict[str, Any] = {"path": story, "context": 4, "cache": tmp_path / "cache"}
+    for _ in range(2):  # the second time it is in the cache
+        load_text_data("text", tokenizer="bpe:300", **arguments)
+    load_text_data("text", tokenizer="bytes", **arguments)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("learning a vocabulary of 300 tokens from 1,934 characters; ")
+
+
 def test_line_ends_and_a_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "a.txt").write_bytes(b"one\r\ntwo\rthree")

@@ -72,6 +72,16 @@ def test_whatever_changes_the_result_has_its_own_entry(store: Store) -> None:
     assert store.encoded == len(store.archives()) == 5
 
 
+def test_an_edit_of_the_same_length_and_time_is_encoded_anew(store: Store) -> None:
+    store.load()
+    stat = store.file.stat()
+    store.file.write_text(STORY.replace("whale", "WHALE"), encoding="utf-8")
+    os.utime(store.file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    data = store.load()
+    assert "WHALE" in data.tokenizer.decode(data.train.tokens)
+    assert "whale" not in data.tokenizer.decode(data.train.tokens)
+
+
 @pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "foreign"])
 def test_a_damaged_entry_is_rebuilt(
     store: Store, damage: str, caplog: pytest.LogCaptureFixture

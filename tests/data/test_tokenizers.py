@@ -19,6 +19,7 @@ from polyvision.data.tokenizers import (
     BPETokenizer,
     ByteTokenizer,
     Tokenizer,
+    _learnable,
     _pieces,
     tokenizer_from_json,
 )
@@ -117,6 +118,64 @@ def test_a_text_of_many_pieces() -> None:
     text = SAMPLE * 3000
     assert len(list(_pieces(text))) > 5
     assert BPE.encode(text).tolist() == hf.Tokenizer.from_str(BPE.to_json()).encode(text).ids
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * 5000,
+        " " * 5000 + "x",
+        "ACGT" * 2000,
+        "\u4e00\u4e8c\u4e09" * 1000,
+        "the whale " + "ab" * 600 + " the sea " + "\n" * 700,
+    ],
+)
+def test_unbroken_runs_are_learned_from_in_parts_and_encoded_whole(text: str) -> None:
+    parts = list(_learnable(text))
+    assert "".join(parts) == text
+    assert max(len(run) for part in parts for run in re.findall(r"\S+|\s+", part)) == 256
+    tokenizer = BPETokenizer.train([text], 400)
+    assert max(len(token.decode(errors="replace")) for token in tokenizer.vocabulary) <= 256
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert ids.tolist() == hf.Tokenizer.from_str(tokenizer.to_json()).encode(text).ids
+
+
+def test_runs_that_are_short_enough_change_nothing() -> None:
+    text = "a" * 256 + " " * 255 + SAMPLE
+    assert list(_learnable(text)) == [text]
+
+
+def test_a_run_of_more_than_a_million_characters_is_cut_without_loss() -> None:
+    text = "ab" * ((1 << 20) // 2) + "ba" * 200 + " and the sea"
+    assert next(len(piece) for piece in _pieces(text)) == 1 << 20
+    assert BPE.decode(BPE.encode(text)) == text
+
+
+@pytest.mark.parametrize("name", ["<|im_end|>", "</s>", "<|endoftext|>"])
+def test_the_end_token_by_name(name: str) -> None:
+    tokenizer = BPETokenizer.train([SAMPLE], 270, end_token=name)
+    assert (tokenizer.end, tokenizer.end_name, tokenizer.vocab_size) == (0, name, 270)
+    assert tokenizer_from_json(tokenizer.to_json()).end_name == name
+    ids = tokenizer.encode(f"the {name} sea")
+    assert 0 not in ids
+    assert tokenizer.decode(ids) == f"the {name} sea"
+
+
+def test_an_end_token_that_is_chosen_comes_before_the_usual_names() -> None:
+    library = hf.Tokenizer.from_str(BPE.to_json())
+    library.add_special_tokens(["<|endoftext|>", "<|im_end|>", "<pad>"])
+    tokenizer = BPETokenizer(library.to_str())
+    assert tokenizer.end_name == "<|endoftext|>"
+    assert tokenizer.ending_with("<|endoftext|>") is tokenizer
+    other = tokenizer.ending_with("<|im_end|>")
+    assert (other.end, other.end_name) == (271, "<|im_end|>")
+    assert other.vocabulary == tokenizer.vocabulary
+    assert other.encode(SAMPLE).tolist() == tokenizer.encode(SAMPLE).tolist()
+    # The library reads the definition in the same way.
+    assert hf.Tokenizer.from_str(other.to_json()).encode("sea").ids[-1] == 271
+    with pytest.raises(PolyvisionError, match=r"Valid: <pad>, <\|endoftext\|>, <\|im_end\|>"):
+        tokenizer.ending_with("whale")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from polyvision.kernels.cpu import build
 
 from polyvision import cli, kernels
 from polyvision import functional as F
+from polyvision.data import cache
+from polyvision.files import cache_folder
 
 RUN = """
 import torch, warnings
@@ -113,7 +115,7 @@ def test_what_no_kernel_takes_falls_back():
 def test_env_command(capsys):
     assert cli.main(["env"]) == 0
     printed = capsys.readouterr().out
-    for part in (torch.__version__, "computes with 'cpp'", "triton", str(build.cache_directory())):
+    for part in (torch.__version__, "computes with 'cpp'", "triton", str(cache_folder())):
         assert part in printed
 
 
@@ -126,9 +128,21 @@ def test_env_command_reports_a_mistake(capsys, monkeypatch):
 def test_cache_directory(monkeypatch):
     monkeypatch.delenv("POLYVISION_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert build.cache_directory() == Path("/somewhere/polyvision")
+    assert cache_folder() == Path("/somewhere/polyvision")
     monkeypatch.setenv("POLYVISION_CACHE", "/else")
-    assert build.cache_directory() == Path("/else")
+    assert cache_folder() == Path("/else")
+
+
+def test_the_library_lies_in_the_same_cache_as_all_else(monkeypatch):
+    monkeypatch.setenv("HOME", "/h")
+    monkeypatch.delenv("POLYVISION_CACHE", raising=False)
+    for variable, value, folder in (
+        ("XDG_CACHE_HOME", "~/x", "/h/x/polyvision"),
+        ("POLYVISION_CACHE", "~/own", "/h/own"),
+        ("POLYVISION_CACHE", "", "/h/x/polyvision"),
+    ):
+        monkeypatch.setenv(variable, value)
+        assert build.library_path().parent == cache.cache_folder() == Path(folder)
 
 
 def test_several_processes_build_once(stub, tmp_path):

@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from polyvision.errors import PolyvisionError
-from polyvision.models.generation import generate, next_token_probabilities, stream
+from polyvision.models.generation import (
+    generate,
+    next_token_probabilities,
+    prompt_seeds,
+    stream,
+)
 from polyvision.models.shape import MoEShape
 from polyvision.models.transformer import Transformer, TransformerShape
 
@@ -120,6 +125,28 @@ def test_seeds() -> None:
     assert not torch.equal(first, other)
     fresh = [generate(model, start, 16) for _ in range(2)]
     assert not torch.equal(*fresh)
+
+
+def test_a_row_has_the_same_samples_alone_and_among_others() -> None:
+    model = Fixed([0.25] * 4)
+    rows = torch.tensor([[0, 0, 1], [0, 2, 3], [1, 1, 1], [0, 2, 3]])
+    starts = torch.tensor([2, 1, 0, 1])
+    together = torch.stack(list(stream(model, rows, 30, starts=starts, seed=5)), dim=1)
+    for row in range(3):
+        alone = generate(model, rows[row : row + 1, starts[row] :], 30, seed=5)[0, -30:]
+        assert torch.equal(together[row], alone)
+    assert not torch.equal(together[3], together[1])  # a second sample of the same prompt
+    own = generate(model, rows, 30, seed=[7, 8, 7, 9])
+    assert torch.equal(own[0, 3:], own[2, 3:])
+    assert not torch.equal(own[0, 3:], own[1, 3:])
+
+
+def test_seeds_of_prompts() -> None:
+    seeds = prompt_seeds(3, [[1], [2], [1], [1], []])
+    assert [seeds[i] for i in (0, 1, 4)] == [3, 3, 3]
+    assert len(set(seeds)) == 3
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert prompt_seeds(3, [[9], [1], [1]])[2] == seeds[2]
 
 
 @pytest.mark.parametrize("seed", [None, 5])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -248,8 +249,6 @@ def test_mistakes_are_named(polynorm_run, polynorm_export, tmp_path, monkeypatch
 
 
 def test_damaged_files_are_named(polynorm_run, polynorm_export, tmp_path):
-    import shutil
-
     def broken(source, file, content):
         folder = tmp_path / f"{source.name}-{len(list(tmp_path.iterdir()))}"
         shutil.copytree(source, folder)
@@ -271,8 +270,47 @@ def test_damaged_files_are_named(polynorm_run, polynorm_export, tmp_path):
     tensors = load_file(short / "model.safetensors")
     tensors.pop(next(iter(tensors)))
     save_file(tensors, short / "model.safetensors")
+    with pytest.raises(PolyvisionError, match=r"its content is not what was written \(SHA-256"):
+        load_model(short)
+    config = json.loads((short / "config.json").read_text())
+    del config["polyvision"]["sha256"]  # as in an export of an earlier version
+    (short / "config.json").write_text(json.dumps(config))
     with pytest.raises(PolyvisionError, match="1 entries are missing, new or of another shape"):
         load_model(short)
+
+
+def test_one_changed_bit_in_an_export_is_seen(polynorm_export, tmp_path):
+    folder = Path(shutil.copytree(polynorm_export, tmp_path / "export"))
+    weights = folder / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-9] ^= 1  # of a tensor: the file has no checksums of its own
+    weights.write_bytes(content)
+    assert load_file(weights)
+    for path in (folder, weights):
+        with pytest.raises(PolyvisionError, match=r"model\.safetensors cannot be read as weights"):
+            load_model(path)
+
+
+def zero_head(run):
+    """Set the weights of the head to zero, as before a linear probe."""
+    path = run / "checkpoints" / "best.ckpt"
+    state = torch.load(path)
+    for name, value in state["state_dict"].items():
+        if name.startswith("model.fc."):
+            value.zero_()
+    torch.save(state, path)
+
+
+def test_a_network_whose_output_is_zero_can_be_exported(tmp_path):
+    run = make_run(tmp_path / "run", vision("silu"), best=7)
+    zero_head(run)
+    text = export(run, "--output", tmp_path / "out", "--format", "safetensors", "torch-export")
+    assert "max error 0 (0 of the largest output)" in text
+    program = torch.export.load(tmp_path / "out" / "model.pt2").module()
+    assert not program(torch.randn(3, 3, 32, 32)).any()
+    # All activations give the same output then; the file must still name the right one.
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["model_args"]["act_layer"] == "silu"
 
 
 def test_nothing_is_overwritten(polynorm_run, tmp_path):

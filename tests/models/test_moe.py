@@ -162,6 +162,45 @@ def test_losses_of_a_router_that_sends_all_to_one() -> None:
     assert routing.load.tolist() == [1, 0, 0, 0]
 
 
+def pooled_balance(logits: torch.Tensor, top_k: int) -> float:
+    """Load balance as Hugging Face's OLMoE has it: means over all layers first, no division by K.
+
+    Args:
+        logits: (layers, tokens, experts).
+        top_k: K.
+    """
+    p = logits.flatten(0, 1).softmax(-1)
+    assigned = torch.zeros_like(p).scatter(1, p.topk(top_k).indices, 1.0)
+    return (p.shape[1] * (assigned.mean(0) * p.mean(0)).sum()).item()
+
+
+def our_balance(logits: torch.Tensor, top_k: int) -> float:
+    """The mean over the layers, as ``Transformer`` adds it to the loss."""
+    experts = logits.shape[-1]
+    router = Router(experts, MoEShape(experts, top_k)).double()
+    with torch.no_grad():
+        router.weight.copy_(torch.eye(experts))
+    return torch.stack([router(layer)[2].balance for layer in logits]).mean().item()
+
+
+def test_layers_do_not_balance_each_other() -> None:
+    """Each layer sends all to an expert of its own: 3 e^2 / (e^2 + 2) here, 1 over the pool."""
+    logits = 2 * torch.eye(3, dtype=torch.float64)[:, None].expand(3, 4, 3)
+    assert our_balance(logits, 1) == pytest.approx(3 * math.exp(2) / (math.exp(2) + 2))
+    assert pooled_balance(logits, 1) == pytest.approx(1)
+    assert our_balance(logits[:1], 1) == pytest.approx(pooled_balance(logits[:1], 1))
+
+
+def test_the_pooled_load_balance_is_that_of_hugging_face() -> None:
+    olmoe = pytest.importorskip("transformers.models.olmoe.modeling_olmoe")
+    logits = torch.randn(3, 16, 8, dtype=torch.float64)
+    theirs = olmoe.load_balancing_loss_func(tuple(logits), num_experts=8, top_k=2).item()
+    assert theirs == pytest.approx(pooled_balance(logits, 2))
+    one = olmoe.load_balancing_loss_func((logits[0],), num_experts=8, top_k=2).item()
+    assert one == pytest.approx(2 * our_balance(logits[:1], 2))  # K times
+    assert our_balance(logits, 2) > theirs / 2
+
+
 def test_the_router_computes_in_fp32() -> None:
     """Logits that bf16 cannot tell apart."""
     router = Router(8, MoEShape(2, 1))

@@ -22,7 +22,7 @@ def _ctrl_c_arrives():
 def small_text(tmp_path_factory):
     """A file with the first 24 kB of the built-in book."""
     path = tmp_path_factory.mktemp("text") / "book.txt"
-    path.write_text(load_book()[:24000])
+    path.write_text(load_book()[:24000], encoding="utf-8")
     return path
 
 
@@ -38,6 +38,7 @@ def overrides(small_text, tmp_path):
             "data=fake",
             "data.options.samples=160",
             "data.options.classes=4",
+            "data.options.source_size=40",  # 256 by default, which takes longer than training
             "data.image_size=32",
             "recipe.batch_size=16",
             "recipe.warmup_epochs=0",

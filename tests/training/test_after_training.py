@@ -15,7 +15,7 @@ from polyvision import PolyvisionError, load_model
 from polyvision.cli import main
 from polyvision.models.export import export_saved
 from polyvision.models.saved import open_saved
-from polyvision.training import language, vision
+from polyvision.training import language, restore, vision
 from polyvision.training.compose import compose
 from polyvision.training.overrides import check_validation, given_keys
 from polyvision.training.session import run_task
@@ -179,6 +179,37 @@ def test_validation_refuses_what_it_would_not_use(runs):
         measure("language", place)
     with pytest.raises(PolyvisionError, match="does not exist"):
         measure("vision", "validate=nothing")
+
+
+def test_damaged_weights_are_seen_by_whatever_reads_them(runs, tmp_path, capsys):
+    folders = {}
+    for task, folder in runs[0].items():
+        folders[task] = shutil.copytree(folder, tmp_path / task / "run")
+        for path in (folders[task] / "checkpoints").glob("*.ckpt"):
+            tensors = torch.load(path, weights_only=True)["state_dict"]
+            content = bytearray(path.read_bytes())
+            largest = max(tensors.values(), key=lambda tensor: tensor.nbytes).untyped_storage()
+            content[content.index(bytes(largest)) + 2] ^= 1
+            path.write_bytes(content)
+            torch.load(path, weights_only=True)  # torch sees nothing
+    readers = [
+        lambda task: load_model(folders[task]),
+        lambda task: restore.load_model(folders[task]),
+        lambda task: measure(task, f"validate={folders[task]}"),
+        lambda task: start(task, runs, tmp_path, f"finetune={folders[task]}"),
+    ]
+    for task in folders:
+        for read in readers:
+            with pytest.raises(PolyvisionError, match=r"ckpt cannot be read as .*what was written"):
+                read(task)
+    for command in (
+        ["export", str(folders["vision"])],
+        ["analyse", "rank", str(folders["vision"])],
+        ["generate", str(folders["language"]), "--prompt", "a"],
+        ["evaluate", str(folders["language"]), "--data", "bundled"],
+    ):
+        assert main(command) == 2
+        assert "is not what was written" in capsys.readouterr().err
 
 
 def start(task, runs, tmp_path, *more):

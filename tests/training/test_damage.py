@@ -87,14 +87,17 @@ def test_nothing_is_touched_where_no_checkpoint_is_whole(broken, train):
         train("language", *SHORT, "resume=auto")
 
 
-def test_a_damaged_last_never_takes_the_place_of_the_one_before(tmp_path, monkeypatch):
+def test_a_damaged_last_never_takes_the_place_of_the_one_before(tmp_path):
     run = Run(tmp_path)
     run.checkpoints.mkdir()
     run.last.write_text("damaged")
     run.previous.write_text("whole")
 
     class Trainer:
-        global_step, is_global_zero = 3, True
+        is_global_zero = True
+
+        def __init__(self, step):
+            self.global_step = step
 
         def save_checkpoint(self, path, weights_only):
             path.with_suffix(".new").write_text("new")
@@ -104,15 +107,44 @@ def test_a_damaged_last_never_takes_the_place_of_the_one_before(tmp_path, monkey
         return [path.read_text() for path in (run.previous, run.last)]
 
     resumed = Run(tmp_path, checkpoint=run.previous)
-    saving = Checkpoints(resumed, "val/loss", "min", None, Stopping(), [1])
-    saving._save(Trainer())
+    saving = Checkpoints(resumed, "val/loss", None, Stopping(), [1])
+    saving._save(Trainer(3))
     assert files() == ["whole", "new"]
-    saving._save(Trainer())
+    saving._save(Trainer(4))
     assert files() == ["new", "new"]
+
+    run.last.write_text("of step 4")
+    saving._save(Trainer(4))  # of the same step, as after a validation
+    assert files() == ["new", "new"]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_the_checkpoint_before_is_kept_without_hard_links_too(links, tmp_path, monkeypatch):
+    run = Run(tmp_path)
+    run.checkpoints.mkdir()
+    written = []
+
+    class Trainer:
+        is_global_zero = True
+
+        def save_checkpoint(self, path, weights_only):
+            if self.global_step == 9:
+                raise OSError("the disk is full")
+            # Both are there until the new one is whole.
+            written.append(sorted(each.name for each in run.checkpoints.iterdir()))
+            path.write_text(str(self.global_step))
 
     def refuse(*_):
         raise OSError("no hard links here")
 
-    monkeypatch.setattr(os, "link", refuse)
-    saving._save(Trainer())
-    assert run.last.read_text() == "new"
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    saving, trainer = Checkpoints(run, "val/loss", None, Stopping(), [1]), Trainer()
+    for step in (1, 2, 3):
+        trainer.global_step = step
+        saving._save(trainer)
+    trainer.global_step = 9
+    with pytest.raises(OSError, match="full"):
+        saving._save(trainer)
+    assert written == [[], ["last.ckpt"], ["last.ckpt", "previous.ckpt"]]
+    assert [path.read_text() for path in (run.previous, run.last)] == ["2", "3"]

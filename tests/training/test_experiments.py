@@ -1,14 +1,18 @@
 """The group ``experiment``: whole recipes by name, for both tasks."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from polyvision import configs
+from polyvision.activations import activation_names
 from polyvision.errors import PolyvisionError
 from polyvision.training.compose import compose, config_from_plain
+from polyvision.training.plan import target_text
 from polyvision.training.run import config_differences
+from polyvision.training.schema import TargetConfig
 
 FOLDER = Path(configs.__file__).parent / "experiment"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -30,7 +34,9 @@ def test_each_composes_for_its_task_and_states_what_to_expect(name):
     (config,) = compose(task_of(name), [f"experiment={name}", *DATA[task_of(name)]])
     assert config.experiment.name == name
     target = config.experiment.target
-    assert target is None or (target.source and target.metric.startswith("val/"))
+    if target is not None:
+        assert target.source
+        assert set(target.value) <= set(activation_names())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -88,7 +94,10 @@ def test_each_mistake_has_one_line(task, override, expected):
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("experiment.target.value=x", "experiment.target.value must be a number, got 'x'"),
+        (
+            "experiment.target.value=x",
+            "experiment.target.value must be a number or a mapping, got 'x'",
+        ),
         ("experiment.targt.value=1", "Did you mean 'experiment.target'?"),
         ("~experiment.target.source", "experiment.target.source is missing"),
         ("recipe.augmnt.hflip=1", "Did you mean 'recipe.augment'?"),
@@ -96,7 +105,7 @@ def test_each_mistake_has_one_line(task, override, expected):
 )
 def test_a_key_of_an_experiment_is_checked(override, expected):
     with pytest.raises(PolyvisionError) as caught:
-        compose("vision", ["experiment=digits_rn50", override])
+        compose("vision", ["experiment=cifar_rn18", "data.root=images", override])
     assert expected in str(caught.value)
 
 
@@ -114,9 +123,50 @@ def test_plan_and_summary_show_the_target(train, tmp_path, capsys):
     assert folder.parent.parent.name == "test_resnet-fake_rn50"
 
 
-def test_a_target_that_is_not_measured_is_refused(train):
+@pytest.mark.parametrize(
+    ("act", "expected"),
+    [
+        ("relu", "val/acc1 0.7491 (a paper)"),
+        ("polynorm", "val/acc1 0.7512 (a paper)"),
+        ("gelu", "none published for gelu; val/acc1: relu 0.7491, polynorm 0.7512 (a paper)"),
+        ("polynorm-order4", "none published for polynorm-order4; val/acc1: relu 0.7491, polynorm"),
+    ],
+)
+def test_a_target_is_that_of_the_activation(act, expected):
+    target = TargetConfig("val/acc1", {"relu": 0.7491, "polynorm": 0.7512}, "a paper")
+    shown = target.text(act, ["val/acc1", "val/loss"])
+    assert shown.startswith(expected)
+    assert "not measured" not in shown
+    single = TargetConfig("val/acc1", 0.5, "my own")
+    assert single.text(act, ["val/acc1"]) == "val/acc1 0.5000 (my own)"
+
+
+def test_a_target_of_another_quantity_says_so():
+    (config,) = compose("language", ["experiment=polycom_moe", "act=swiglu"])
+    main = SimpleNamespace(shown=["val/loss", "val/ppl"])
+    with_c4 = SimpleNamespace(shown=[*main.shown, "val/c4/loss"])
+    published = "val/c4/loss 2.7200 (Table 2: C4 after 200 billion tokens of OLMoE-mix)"
+    assert target_text(config, main) == f"{published}; not measured in this run"
+    assert target_text(config, with_c4) == published
+    (config,) = compose("language", ["experiment=polycom_1b", "act=gelu"])
+    shown = target_text(config, main)
+    assert shown.startswith("train/loss 2.2000 (Table 1: training loss after 250 billion tokens")
+    assert "val/loss" not in shown
+
+
+def test_runs_from_before_and_after_a_change_of_the_target_go_together():
+    (config,) = compose("vision", ["experiment=rn50_tv90", "data.root=images"])
+    before = config.plain()
+    before["experiment"]["target"] = {"metric": "val/acc1", "value": 0.7613, "source": "a page"}
+    assert config_from_plain(before).experiment.target.value == 0.7613
+    assert config_differences(before, config.plain()) == []
+    before["experiment"]["target"] = None
+    assert config_differences(config.plain(), before) == []
+
+
+def test_a_target_of_an_unknown_metric_is_refused(train):
     target = "experiment.target={metric: val/acc, value: 0.5, source: a paper}"
-    with pytest.raises(PolyvisionError, match="Valid: val/acc1, val/acc5, val/loss"):
+    with pytest.raises(PolyvisionError, match="Valid: train/loss, val/acc1, val/acc5, val/loss"):
         train("vision", "experiment=fake_rn50", target, "dry_run=true")
 
 

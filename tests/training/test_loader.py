@@ -321,3 +321,43 @@ def test_a_text_that_changed_but_not_in_length_is_refused():
         loader(range(1, 51)).load_state_dict(state)
     del state["layout"]["data"]  # as checkpoints had it once
     loader(range(50)).load_state_dict(state)
+
+
+class Compared(Numbers):
+    """Numbers of which some are compared."""
+
+    def __init__(self, contents):
+        super().__init__(8)
+        self.found = contents
+
+    def contents(self):
+        return self.found
+
+
+def test_samples_that_changed_are_refused_with_both_places():
+    def loader(contents, place="/a"):
+        return TrainLoader(Compared(contents), 2, seed=0, place=place)
+
+    state = loader(["x", "y", None]).state_dict()
+    for repaired in (["x", "y", "z"], [None, "y", None]):
+        loader(repaired, "/b").load_state_dict(state)
+    with pytest.raises(PolyvisionError) as caught:
+        loader(["x", "z", "z"], "/b").load_state_dict(state)
+    assert str(caught.value) == (
+        "cannot resume: the data changed since the checkpoint (1 of 3 samples that were compared "
+        "differ): /a then, /b now. Give the same data, or start a new run: leave resume= out, and "
+        "finetune=<run folder> begins with the weights"
+    )
+    with pytest.raises(PolyvisionError, match=r"differ\): another content of /a\. Give the same"):
+        loader(["z", "y", None]).load_state_dict(state)
+    for key in ("contents", "place"):  # as checkpoints had it once
+        del state[key]
+    loader(["z", "z", "z"], "/b").load_state_dict(state)
+
+
+def test_data_is_compared_as_it_was_when_the_run_began():
+    samples = Compared(["x"])
+    loader = TrainLoader(samples, 2, seed=0)
+    next(iter(loader))
+    samples.found = ["y"]
+    assert loader.state_dict()["contents"] == ["x"]

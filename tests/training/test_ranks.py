@@ -110,3 +110,66 @@ def test_a_rank_that_fails_leaves_no_other_behind(mixture, tmp_path):
     assert "error: " in errors
     left = subprocess.run(["pgrep", "-f", f"run_root={tmp_path}"], capture_output=True, text=True)
     assert left.stdout == ""
+
+
+FAULTY = """
+import os, signal, sys
+from polyvision.errors import PolyvisionError
+from polyvision.training import app
+from polyvision.training.module import TaskModule
+
+def fault(kind):
+    if kind == "mistake":
+        raise PolyvisionError("sample 5 cannot be read")
+    if kind == "bug":
+        return 1 / 0
+    if kind == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+kind = os.environ["FAULT"]
+if os.environ.get("LOCAL_RANK") == "1":
+    if kind == "early":
+        sys.exit(3)
+    original = TaskModule.training_step
+
+    def step(self, batch, index):
+        if self.global_step == 2:
+            fault(kind)
+        return original(self, batch, index)
+
+    TaskModule.training_step = step
+app.main("language")
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "line", "recorded"),
+    [
+        ("mistake", 2, "rank 1: sample 5 cannot be read", "PolyvisionError: {}"),
+        ("bug", 1, "rank 1: ZeroDivisionError: division by zero", "{}"),
+        ("killed", 1, "rank 1: the process ended with SIGKILL", "{}"),
+        ("early", 1, "rank 1: the process ended with exit code 3", "{}"),
+    ],
+)
+def test_the_first_error_of_any_rank_is_said_and_recorded(
+    kind, code, line, recorded, overrides, tmp_path
+):
+    script = tmp_path / "faulty.py"
+    script.write_text(FAULTY, encoding="utf-8")
+    process = subprocess.Popen(
+        [sys.executable, str(script), *overrides["language"], "trainer.devices=2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "FAULT": kind},
+    )
+    _, errors = finish(process, code)
+    said = [text for text in errors.splitlines() if text.startswith("error: ")]
+    assert said == [f"error: {line}"]
+    assert "gloo" not in errors
+    assert errors.count("Traceback") == (kind == "bug")
+    folder = folder_of(tmp_path / "runs")
+    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    assert state["state"] == "failed"
+    assert state["error"] == recorded.format(line)
+    assert not list(folder.glob(".rank*"))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -12,13 +13,15 @@ from polyvision.errors import PolyvisionError
 from polyvision.training.checkpoint import AtomicCheckpointIO
 from polyvision.training.compose import compose
 from polyvision.training.loggers import truncate_metrics
-from polyvision.training.run import config_differences, open_run, plan_run
+from polyvision.training.resumption import Place
+from polyvision.training.run import Run, config_differences, hold_run, open_run, plan_run
 from polyvision.training.session import _prepare_folder
 
 
 @pytest.fixture
 def config(tmp_path, monkeypatch):
-    monkeypatch.delenv("POLYVISION_RUN_FOLDER", raising=False)
+    for name in ("POLYVISION_RUN_FOLDER", "POLYVISION_RUN_CHECKPOINT", "POLYVISION_SWEEP"):
+        monkeypatch.delenv(name, raising=False)
     (made,) = compose("vision", [f"run_root={tmp_path}/runs", "act.order=4", "seed=3"])
     return made
 
@@ -52,6 +55,79 @@ def test_auto_takes_the_latest_run_and_starts_one_if_there_is_none(config):
     assert second.folder.name == "seed3-2"
     second.last.touch()
     assert plan_run(dataclasses.replace(config, resume="auto")).checkpoint == second.last
+
+
+def changed(config, lr, **more):
+    recipe = dataclasses.replace(config.recipe, lr=lr)
+    return dataclasses.replace(config, recipe=recipe, **more)
+
+
+def test_auto_takes_the_run_with_this_configuration(config, monkeypatch):
+    """As after ``-m recipe.lr=1e-3,2e-3,3e-3`` was stopped in the second of three runs."""
+    rates = (1e-3, 2e-3, 3e-3)
+    for lr in rates[:2]:
+        opened(changed(config, lr)).last.touch()
+    monkeypatch.setenv("POLYVISION_SWEEP", "1")
+    plans = [plan_run(changed(config, lr, resume="auto")) for lr in rates]
+    assert [plan.folder.name for plan in plans] == ["seed3", "seed3-2", "seed3-3"]
+    assert [plan.checkpoint == plan.last for plan in plans] == [True, True, False]
+    assert [plan.new for plan in plans] == [False, False, True]
+    monkeypatch.delenv("POLYVISION_SWEEP")
+    assert plan_run(changed(config, rates[0], resume="auto")).folder.name == "seed3"
+    with pytest.raises(PolyvisionError, match=r"recipe\.lr: 0\.002 then, 0\.003 now"):
+        plan_run(changed(config, rates[2], resume="auto"))  # one command is about one run
+
+
+def test_auto_finds_runs_after_one_that_was_deleted(config):
+    for lr in (1e-3, 2e-3, 3e-3):
+        opened(changed(config, lr)).last.touch()
+    shutil.rmtree(plan_run(changed(config, 1e-3, resume="auto")).folder)
+    assert plan_run(changed(config, 3e-3, resume="auto")).folder.name == "seed3-3"
+    assert plan_run(config).folder.name == "seed3-4"  # the latest run has the last name
+
+
+def test_a_run_that_has_nothing_to_go_on_from_hides_no_other(config):
+    opened(changed(config, 1e-3)).last.touch()
+    opened(changed(config, 2e-3))
+    assert plan_run(changed(config, 1e-3, resume="auto")).folder.name == "seed3"
+    shutil.rmtree(plan_run(changed(config, 1e-3, resume="auto")).folder)
+    assert plan_run(changed(config, 3e-3, resume="auto")).new
+
+
+def test_starts_at_once_with_auto_train_one_run(config):
+    auto = dataclasses.replace(config, resume="auto")
+    plans = [plan_run(auto) for _ in range(3)]
+    assert all(plan.new for plan in plans)
+    with hold_run(auto, plans[0]) as run:
+        for plan in plans[1:]:
+            with (
+                pytest.raises(PolyvisionError, match="seed3: another process has just started"),
+                hold_run(auto, plan),
+            ):
+                pass
+    assert [each.name for each in run.folder.parent.iterdir()] == ["seed3"]
+    with hold_run(config, plans[1]) as beside:  # without resume= it gives way
+        assert beside.folder.name == "seed3-2"
+
+
+@pytest.mark.parametrize("left", ["best", "metrics"])
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(config, left):
+    run = opened(config)
+    if left == "best":
+        run.best.touch()
+    else:
+        run.metrics.write_text('{"step": 1, "train/loss": 2}\n{"step": 5, "val/loss": 3}\n')
+    before = sorted(run.folder.rglob("*"))
+    for how in ("auto", str(run.folder)):
+        with pytest.raises(PolyvisionError, match=r"last\.ckpt and previous\.ckpt are gone"):
+            plan_run(dataclasses.replace(config, resume=how))
+    assert sorted(run.folder.rglob("*")) == before
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_anew_in_place(config):
+    run = opened(config)
+    run.metrics.write_text('{"step": 1, "train/loss": 2}\n')
+    assert plan_run(dataclasses.replace(config, resume="auto")) == Run(run.folder)
 
 
 @pytest.mark.parametrize("name", ["nothing.ckpt", "nowhere"])
@@ -147,11 +223,23 @@ def test_a_further_rank_leaves_the_folder_alone(config, monkeypatch):
     task = SimpleNamespace(files={"classes.json": "[]"})
     with monkeypatch.context() as patch:
         patch.setenv("LOCAL_RANK", "1")
-        assert plan_run(config).folder == run.folder
-        _prepare_folder(run, task, 0)
+        assert plan_run(config) == run
+        _prepare_folder(run, task, Place())
     assert [(run.folder / name).exists() for name in names] == [True, True]
-    _prepare_folder(run, task, 0)
+    _prepare_folder(run, task, Place())
     assert [(run.folder / name).exists() for name in names] == [False, False]
+
+
+@pytest.mark.parametrize("which", ["last", "previous", None])
+def test_every_rank_goes_on_from_the_checkpoint_of_the_first(which, config, monkeypatch):
+    run = opened(config)
+    run.last.touch()
+    run.previous.touch()
+    chosen = getattr(run, which) if which else None
+    open_run(config, dataclasses.replace(run, checkpoint=chosen))
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    for resume in ("auto", str(run.folder), str(run.last)):
+        assert plan_run(dataclasses.replace(config, resume=resume)).checkpoint == chosen
 
 
 def test_another_launcher_is_refused(config, monkeypatch):
@@ -165,3 +253,11 @@ def test_metrics_after_the_checkpoint_and_torn_lines_are_dropped(tmp_path):
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
     truncate_metrics(path, 2)
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_a_validation_after_the_checkpoint_of_its_step_is_dropped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    before = '{"step": 1}\n{"step": 2, "train/loss": 3}\n'
+    path.write_text(before + '{"step": 2, "val/loss": 4}\n')
+    truncate_metrics(path, 2, len(before))
+    assert path.read_text() == before

@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from polyvision.training.callbacks import Console
 from polyvision.training.checkpoints import Checkpoints
 from polyvision.training.compose import compose
 from polyvision.training.module import NonFiniteError, TaskModule
@@ -145,7 +146,8 @@ def test_a_checkpoint_comes_after_the_metrics_of_its_step(train, tmp_path, monke
 
     monkeypatch.setattr(Checkpoints, "_save", checked)
     train("vision", "trainer.checkpoint_every_n_steps=3", "trainer.max_epochs=2")
-    assert [step for step, _ in saved] == [3, 6, 9, 12, 15, 18]
+    # Before and after a validation, and at every third step.
+    assert [step for step, _ in saved] == [3, 6, 9, 9, 12, 15, 18, 18]
     assert all(step == written for step, written in saved)
 
 
@@ -169,6 +171,47 @@ def test_a_run_killed_right_after_a_checkpoint_goes_on(step, train, tmp_path, mo
     (whole,) = tmp_path.glob("whole/*/*/*/*/seed0")
     for tag in ("train/loss", "val/loss", "optim/grad_norm"):
         assert series(whole, tag) == series(folder_of(tmp_path), tag)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "every"),
+    [
+        (TaskModule, "validation_step", None),  # as an image that cannot be read
+        (Checkpoints, "on_validation_end", None),  # its metrics are written, and will be again
+        pytest.param(TaskModule, "validation_step", 5, marks=pytest.mark.slow),
+        pytest.param(Console, "on_validation_end", 5, marks=pytest.mark.slow),
+    ],
+)
+def test_a_validation_that_fails_costs_no_step(owner, name, every, train, tmp_path, monkeypatch):
+    more = ["trainer.max_epochs=2", "recipe.ema_decay=0.9", "trainer.histograms=false"]
+    more += [f"trainer.val_every_n_steps={every}"] if every else []
+    train("vision", *more, f"run_root={tmp_path}/whole")
+
+    def fail(self, *arguments):
+        raise RuntimeError("unreadable")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fail)
+        with pytest.raises(RuntimeError, match="unreadable"):
+            train("vision", *more)
+    checkpoint = folder_of(tmp_path) / "checkpoints/last.ckpt"
+    assert torch.load(checkpoint, weights_only=True)["global_step"] == (every or 9)
+    train("vision", *more, "resume=auto")
+    (whole,) = tmp_path.glob("whole/*/*/*/*/seed0")
+    rows = [[keyed(row) for row in rows_of(f)] for f in (whole, folder_of(tmp_path))]
+    assert rows[0] == rows[1]
+    a, b = (
+        torch.load(f / "checkpoints/last.ckpt", weights_only=True)
+        for f in (whole, folder_of(tmp_path))
+    )
+    assert a["callbacks"]["ActivationMonitor"] == b["callbacks"]["ActivationMonitor"]
+    assert a["callbacks"]["Checkpoints"]["best"] == b["callbacks"]["Checkpoints"]["best"]
+    for key, value in a["state_dict"].items():
+        assert torch.equal(value, b["state_dict"][key]), key
+
+
+def keyed(row):
+    return {key: value for key, value in row.items() if not key.startswith("perf/")}
 
 
 def test_resume_refuses_another_configuration(train, break_at):

@@ -2,7 +2,7 @@
 
 import errno
 import json
-from pathlib import Path
+import os
 
 import pytest
 import torch
@@ -21,23 +21,31 @@ def full(*_, **__):
 def test_a_failed_write_keeps_the_old_text(tmp_path, monkeypatch):
     path = tmp_path / "config.yaml"
     write_whole(path, "old")
-    original = Path.write_text
-
-    def half(self, text):
-        original(self, text[:2])
-        full()
-
-    monkeypatch.setattr(Path, "write_text", half)
+    monkeypatch.setattr(os, "fsync", full)  # what was written so far is half of it
     with pytest.raises(OSError, match="No space"):
         write_whole(path, "new text")
     assert path.read_text() == "old"
     assert [each.name for each in tmp_path.iterdir()] == ["config.yaml"]
 
 
+def test_a_text_is_on_the_disk_before_it_takes_its_name(tmp_path, monkeypatch):
+    path, seen = tmp_path / "state.json", []
+    original = os.fsync
+
+    def noted(descriptor):
+        seen.append((os.path.getsize(descriptor), path.exists()))
+        original(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    write_whole(path, "whole")
+    assert seen == [(5, False)]
+    assert path.read_text() == "whole"
+
+
 def test_metrics_survive_a_disk_that_is_full_at_the_resume(tmp_path, monkeypatch):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n')
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         truncate_metrics(path, 1)
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
@@ -78,7 +86,7 @@ def test_errors_that_are_not_of_files_keep_their_traceback(tmp_path, error):
 def test_a_full_disk_does_not_hide_what_ended_the_run(tmp_path, monkeypatch):
     def work():
         with track(tmp_path, {}, 0, lambda: 1):
-            monkeypatch.setattr(Path, "write_text", full)
+            monkeypatch.setattr(os, "fsync", full)
             raise ValueError("the first error")
 
     with pytest.raises(ValueError, match="the first error"):

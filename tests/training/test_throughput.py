@@ -11,6 +11,7 @@ from polyvision.training import loader as loader_module
 from polyvision.training import throughput as throughput_module
 from polyvision.training.callbacks import Console
 from polyvision.training.loader import TrainLoader
+from polyvision.training.steps import FinishedStep
 from polyvision.training.throughput import Throughput
 
 
@@ -37,29 +38,39 @@ def test_only_the_making_of_batches_counts_as_waiting(clock):
     assert loader.waited == 8
 
 
-def steps(throughput, clock, seconds, trainer, logged):
-    module = SimpleNamespace(device=torch.device("cpu"), log_dict=logged.append)
+MODULE = SimpleNamespace(device=torch.device("cpu"))
+
+
+def steps(throughput, clock, seconds, trainer, *, every=2, passes=1):
+    """Take optimizer steps of so many seconds; returns what is logged after each that is due."""
+    logged = []
     for duration in seconds:
-        clock.seconds += duration
+        for _ in range(passes):
+            throughput.on_train_batch_start(trainer, MODULE, None, 0)
+            clock.seconds += duration / passes
         trainer.global_step += 1
-        throughput.on_train_batch_end(trainer, module, None, None, 0)
+        sums = SimpleNamespace(passes=passes)
+        done = FinishedStep(trainer.global_step, trainer.global_step % every == 0, sums)
+        values = throughput.on_step_end(trainer, MODULE, done)
+        assert bool(values) == done.due
+        logged += [values] if values else []
+    return logged
 
 
 @pytest.mark.parametrize("tokens", [None, 16])
 def test_rates_shares_and_estimates(clock, tokens):
     waited = SimpleNamespace(seconds=0.0)
-    measure = Throughput(4, tokens, 1e9, torch.float32, 2, 10, lambda: waited.seconds)
-    trainer, logged = SimpleNamespace(global_step=0, world_size=1), []
+    measure = Throughput(4, tokens, 1e9, torch.float32, 10, lambda: waited.seconds)
+    trainer = SimpleNamespace(global_step=0, world_size=1)
     assert measure.medians() == {}
     assert measure.line() == ""
-    measure.on_train_start(trainer, None)
-    measure.on_train_epoch_start(trainer, None)
-    steps(measure, clock, [5, 5], trainer, logged)  # warm-up
+    measure.on_train_start(trainer, MODULE)
+    logged = steps(measure, clock, [5, 5], trainer)  # warm-up
     waited.seconds += 1
-    steps(measure, clock, [2, 2], trainer, logged)
+    logged += steps(measure, clock, [2, 2], trainer)
+    measure.on_validation_start(trainer, MODULE)
     clock.seconds += 50  # validation
-    measure.on_validation_end(trainer, None)
-    steps(measure, clock, [1, 1], trainer, logged)
+    logged += steps(measure, clock, [1, 1], trainer)
     assert [row["perf/samples_per_s"] for row in logged] == [0.8, 2, 4]
     assert [row["perf/data_wait"] for row in logged] == [0, 0.25, 0]
     assert [row["perf/eta_s"] for row in logged] == [40, 6 * 14 / 4, 4 * 66 / 6]
@@ -72,19 +83,52 @@ def test_rates_shares_and_estimates(clock, tokens):
     assert measure.line().startswith(f"{unit}  data wait 0%")
 
 
+def test_rates_go_on_over_interruptions_and_ends_of_epochs(clock):
+    """Whatever stops the training in the middle of an interval costs neither time nor samples."""
+    waited = SimpleNamespace(seconds=0.0)
+    measure = Throughput(4, None, 1e9, torch.float32, 100, lambda: waited.seconds)
+    trainer = SimpleNamespace(global_step=0, world_size=1)
+    measure.on_train_start(trainer, MODULE)
+    clock.seconds += 30  # until the first batch
+    stops = [
+        lambda: measure.on_validation_start(trainer, MODULE),
+        lambda: measure.on_save_checkpoint(trainer, MODULE, {}),
+        lambda: measure.pause(MODULE.device),
+    ]
+    for stop in stops:
+        assert steps(measure, clock, [2, 2, 2], trainer, every=9) in ([], measure.measured)
+        stop()
+        clock.seconds += 20
+        stop()  # a save within a validation
+        clock.seconds += 20
+        clock.seconds += 3  # the next batch
+        waited.seconds += 3
+        measure.on_train_epoch_start(trainer, MODULE)
+    (row,) = measure.measured
+    assert row["perf/samples_per_s"] == 9 * 4 / (9 * 2 + 2 * 3)
+    assert row["perf/data_wait"] == 2 * 3 / (9 * 2 + 2 * 3)
+
+
+def test_rates_count_all_passes_of_a_step(clock):
+    measure = Throughput(4, None, 1e9, torch.float32, 100, lambda: 0.0)
+    trainer = SimpleNamespace(global_step=0, world_size=1)
+    measure.on_train_start(trainer, MODULE)
+    (row,) = steps(measure, clock, [6, 6], trainer, passes=3)
+    assert row["perf/samples_per_s"] == 2 * 3 * 4 / 12
+
+
 def test_mfu_is_the_flops_of_all_samples_by_the_peak_of_all_devices(clock, monkeypatch):
     monkeypatch.setattr(throughput_module, "get_available_flops", lambda *_: 1e10)
-    measure = Throughput(4, 16, 3e9, torch.float32, 1, 10, lambda: 0.0)
-    trainer, logged = SimpleNamespace(global_step=0, world_size=2), []
-    measure.on_train_start(trainer, None)
-    measure.on_train_epoch_start(trainer, None)
-    steps(measure, clock, [2.0], trainer, logged)
-    assert logged[0]["perf/mfu"] == pytest.approx(2 * 3e9 / (2 * 1e10))  # 2 samples a second
+    measure = Throughput(4, 16, 3e9, torch.float32, 10, lambda: 0.0)
+    trainer = SimpleNamespace(global_step=0, world_size=2)
+    measure.on_train_start(trainer, MODULE)
+    (row,) = steps(measure, clock, [2.0], trainer, every=1)
+    assert row["perf/mfu"] == pytest.approx(2 * 3e9 / (2 * 1e10))  # 2 samples a second
 
 
 def test_a_long_epoch_does_not_pass_in_silence(clock, monkeypatch, capsys):
     monkeypatch.setattr("polyvision.training.callbacks._QUIET_SECONDS", 0.0)
-    measure = Throughput(4, None, 1e9, torch.float32, 1, 10, lambda: 0.0)
+    measure = Throughput(4, None, 1e9, torch.float32, 10, lambda: 0.0)
     console = Console(measure, ["train/loss"], interactive=False)
     trainer = SimpleNamespace(
         global_step=0,
@@ -93,15 +137,9 @@ def test_a_long_epoch_does_not_pass_in_silence(clock, monkeypatch, capsys):
         current_epoch=0,
         callback_metrics={"train/loss": 0.5},
     )
-    measure.on_train_start(trainer, None)
-    measure.on_train_epoch_start(trainer, None)
-    steps(measure, clock, [2.0], trainer, [])
-    monkeypatch.setattr("lightning.pytorch.callbacks.TQDMProgressBar.on_train_batch_end", nothing)
-    console.on_train_batch_end(trainer, None, None, None, 0)
+    measure.on_train_start(trainer, MODULE)
+    steps(measure, clock, [2.0], trainer, every=1)
+    console.on_step_end(trainer, None, None)
     line = capsys.readouterr().out
     assert line.startswith("epoch 1  step 1/10  train/loss 0.5000  2 samples/s  data wait 0%")
     assert line.rstrip().endswith("left 0:18")
-
-
-def nothing(*_):
-    pass

@@ -24,7 +24,10 @@ def line(name):
     note = FILES[name].splitlines()[1].removeprefix("# ")
     pixels = f"{data.image_size}" + (f", {data.test_size} in test" if data.test_size else "")
     what = f"`{config.model.name}`, `{data.name}`, `{config.recipe.name}`"
-    value, source = (f"{target.value:.4f}", target.source) if target else ("none", "")
+    value, source = "none", ""
+    if target:
+        value = ", ".join(f"{act} {number:.4f}" for act, number in target.value.items())
+        source = target.source
     return f"| `{name}` | {what} | {pixels} | {value} | {source} | {note} |".replace("|  |", "| |")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from scipy.special import stdtrit
 
 from polyvision.analysis.compare.reading import Run
+from polyvision.analysis.metrics import higher_is_better
 from polyvision.errors import PolyvisionError, unknown
 
 __all__ = [
@@ -21,7 +22,6 @@ __all__ = [
     "common_step",
     "final",
     "group_runs",
-    "higher_is_better",
     "mean",
     "metrics_of",
     "mid_rate",
@@ -102,11 +102,6 @@ def baseline_of(groups: Groups, asked: str | None) -> str:
     return asked or ("relu" if "relu" in groups else next(iter(groups)))
 
 
-def higher_is_better(tag: str) -> bool:
-    """Tell the direction of a metric: accuracies up; losses, perplexities and bits down."""
-    return "acc" in tag
-
-
 def metrics_of(runs: Sequence[Run]) -> list[str]:
     """Return the metrics to compare: the monitored one first, then the other validation metrics."""
     tags = dict.fromkeys(run.monitor for run in runs)
@@ -139,9 +134,15 @@ def mean(values: Sequence[float]) -> float:
 
 
 def best(run: Run, tag: str, step: int | None = None) -> float | None:
-    """Return the best finite value of a metric over all validations (up to ``step``)."""
+    """Return the best finite value of a metric over all validations (up to ``step``).
+
+    None where there is no value, or the direction of the metric is not known.
+    """
+    upwards = higher_is_better(tag)
+    if upwards is None:
+        return None
     values = [value for value in _until(run, tag, step).values() if math.isfinite(value)]
-    return (max if higher_is_better(tag) else min)(values, default=None)
+    return (max if upwards else min)(values, default=None)
 
 
 def _until(run: Run, tag: str, step: int | None) -> dict[int, float]:

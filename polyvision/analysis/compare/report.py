@@ -14,7 +14,6 @@ from polyvision.analysis.compare.pairing import (
     Groups,
     best,
     final,
-    higher_is_better,
     mean,
     mid_rate,
     paired_difference,
@@ -22,6 +21,7 @@ from polyvision.analysis.compare.pairing import (
 from polyvision.analysis.compare.plots import curves_figure
 from polyvision.analysis.compare.reading import Run
 from polyvision.analysis.document import Section, png
+from polyvision.analysis.metrics import higher_is_better
 
 __all__ = ["Comparison", "DifferenceRow", "difference_words", "spread"]
 
@@ -76,7 +76,7 @@ class Comparison:
             what = "mean of the last tenth" if tag == TRAIN_LOSS else end
             made[f"{tag} ({what})"] = (tag, partial(final, tag=tag, step=self.step))
         for tag in self.metrics:
-            if tag != TRAIN_LOSS:
+            if tag != TRAIN_LOSS and higher_is_better(tag) is not None:
                 made[f"{tag} (best)"] = (tag, partial(best, tag=tag, step=self.step))
         return made
 
@@ -133,6 +133,11 @@ class Comparison:
                 f"All values are those at step {self.step:,}, the last at which every run was "
                 f"validated; best ones are the best up to there."
             )
+        notes += [
+            f"{tag}: it is not known which way this metric improves, so it has no best value."
+            for tag in self.metrics
+            if higher_is_better(tag) is None
+        ]
         seeds = sorted({run.seed for run in everything})
         for act, own in self.counted.items():
             missing = [str(seed) for seed in seeds if seed not in own]
@@ -302,7 +307,10 @@ def _difference_cells(difference: Difference, tag: str) -> tuple[str, str, str, 
     text = f"{_number(low, '+')} to {_number(high, '+')}"
     if not (low > 0 or high < 0):
         return mean, text, pairs, "not told apart"
-    return mean, text, pairs, "better" if (low > 0) == higher_is_better(tag) else "worse"
+    upwards = higher_is_better(tag)
+    if upwards is None:
+        return mean, text, pairs, "higher" if low > 0 else "lower"
+    return mean, text, pairs, "better" if (low > 0) == upwards else "worse"
 
 
 def difference_words(difference: Difference, tag: str) -> str:

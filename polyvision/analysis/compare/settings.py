@@ -17,6 +17,7 @@ _FREE = frozenset(
         "act",
         "analysis",
         "seed",
+        "experiment.target",
         "run_root",
         "resume",
         "dry_run",

@@ -75,7 +75,8 @@ def _shards(place: str, tokenizer: Tokenizer) -> Tokens:
         start, count = max(0, start - len(ahead)), count - len(row)
         return np.concatenate([row, *_across(part, starts, start, count)])
 
-    return Tokens(f"{place} ({name})", len(ahead) + part.tokens, read)
+    title = name if name == "val" else "train: it has no validation part"
+    return Tokens(f"{place} ({title})", len(ahead) + part.tokens, read)
 
 
 def _across(part: Part, starts: np.ndarray, start: int, count: int) -> list[np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
@@ -20,7 +21,7 @@ from polyvision.analysis.language.harness import (
     require_harness,
 )
 from polyvision.analysis.language.perplexity import score_tokens
-from polyvision.analysis.language.requests import Answerer
+from polyvision.analysis.language.requests import Answerer, CutContexts
 from polyvision.analysis.language.trained import (
     TrainedModel,
     add_model_arguments,
@@ -97,7 +98,7 @@ def run(arguments: argparse.Namespace) -> str:
     ]
     manager = find_tasks(arguments.tasks, arguments.task_folder) if arguments.tasks else None
     sets = [_score(trained, tokens, context, stride, arguments.batch_size) for tokens in opened]
-    tasks = {} if manager is None else _tasks(trained, arguments, manager)
+    tasks, cut = ({}, None) if manager is None else _tasks(trained, arguments, manager)
     record = {
         "weights": str(trained.source),
         "step": trained.step,
@@ -106,6 +107,7 @@ def run(arguments: argparse.Namespace) -> str:
         "stride": stride,
         "data": sets,
         "tasks": tasks,
+        "cut_contexts": cut and dataclasses.asdict(cut),
         "few_shot": arguments.few_shot,
         "limit": arguments.limit,
     }
@@ -119,7 +121,9 @@ def run(arguments: argparse.Namespace) -> str:
         f"{trained.source}, step {trained.step:,}, windows of {context} tokens moved by {stride}, "
         f"precision {arguments.precision}"
     )
-    return "\n\n".join([title, *_tables(sets, tasks), f"written: {path}"])
+    warning = cut and cut.warning(longest)
+    warnings = [f"warning: {warning}"] if warning else []
+    return "\n\n".join([title, *_tables(sets, tasks), *warnings, f"written: {path}"])
 
 
 def _score(
@@ -151,20 +155,21 @@ def _score(
 
 def _tasks(
     trained: TrainedModel, arguments: argparse.Namespace, manager: Any
-) -> dict[str, dict[str, float]]:
+) -> tuple[dict[str, dict[str, float]], CutContexts]:
     with tqdm(unit="pass", disable=not sys.stderr.isatty()) as bar:
         answerer = Answerer(
             trained,
             batch_size=arguments.batch_size,
             progress=lambda done: bar.update(done) and None,
         )
-        return evaluate_tasks(
+        found = evaluate_tasks(
             answerer,
             arguments.tasks,
             manager,
             few_shot=arguments.few_shot,
             limit=arguments.limit,
         )
+    return found, answerer.cut_contexts
 
 
 def _tables(sets: list[dict[str, Any]], tasks: Mapping[str, Mapping[str, float]]) -> list[str]:

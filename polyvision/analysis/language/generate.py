@@ -18,8 +18,9 @@ from polyvision.analysis.language.trained import (
     add_model_arguments,
     open_language_model,
 )
+from polyvision.data.utf8 import decode_text
 from polyvision.errors import PolyvisionError
-from polyvision.models.generation import stream
+from polyvision.models.generation import prompt_seeds, stream
 
 __all__ = ["add_arguments", "continue_texts", "run"]
 
@@ -61,7 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="end before this text; may be given several times",
     )
-    parser.add_argument("--seed", type=int, help="for repeatable samples (default: a fresh one)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        help="for repeatable samples: each prompt has the same alone and among others "
+        "(default: a fresh one)",
+    )
     parser.add_argument(
         "--batch-size", type=int, default=16, help="prompts at a time (default: %(default)s)"
     )
@@ -82,20 +88,23 @@ def run(arguments: argparse.Namespace) -> str:
     live = bool(arguments.stream)
     size = 1 if live else arguments.batch_size
     made: list[Continuation] = []
+    encoded = [trained.tokenizer.encode(text) for text in prompts]
+    seeds = None
+    if arguments.seed is not None:
+        seeds = prompt_seeds(arguments.seed, [tokens.tolist() for tokens in encoded])
     started = time.perf_counter()
     for start in range(0, len(prompts), size):
-        batch = prompts[start : start + size]
         if live:
-            print(_heading(start, len(prompts)) + batch[0], end="", flush=True)
+            print(_heading(start, len(prompts)) + prompts[start], end="", flush=True)
         made += continue_texts(
             trained,
-            [trained.tokenizer.encode(text) for text in batch],
+            encoded[start : start + size],
             arguments.max_new_tokens,
             temperature=arguments.temperature,
             top_k=arguments.top_k,
             top_p=arguments.top_p,
             stops=arguments.stop,
-            seed=None if arguments.seed is None else arguments.seed + start,
+            seed=None if seeds is None else seeds[start : start + size],
             show=_print if live else None,
         )
         if live:
@@ -122,7 +131,7 @@ def continue_texts(
     top_k: int | None = None,
     top_p: float | None = None,
     stops: Sequence[str] = (),
-    seed: int | None = None,
+    seed: int | Sequence[int] | None = None,
     show: Callable[[str], None] | None = None,
 ) -> list[Continuation]:
     """Continue several texts at once; each ends at ``stops``, at an end token, or at the limit.
@@ -136,7 +145,7 @@ def continue_texts(
         top_k: number of tokens to draw from.
         top_p: probability of the tokens to draw from.
         stops: texts to end before.
-        seed: for repeatable samples.
+        seed: for repeatable samples: one, or one for each text, see ``prompt_seeds``.
         show: is called with the text of the only prompt's continuation while it comes.
 
     Raises:
@@ -182,14 +191,9 @@ def _heading(number: int, count: int) -> str:
 def _read(name: str) -> str:
     try:
         content = sys.stdin.buffer.read() if name == "-" else Path(name).expanduser().read_bytes()
-        return content.decode()
     except OSError as error:
         raise PolyvisionError(f"--prompt-file {name}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise PolyvisionError(
-            f"--prompt-file {name} is not UTF-8: byte {content[error.start]:#04x} at offset "
-            f"{error.start}"
-        ) from None
+    return decode_text(content, f"--prompt-file {name}")
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -22,7 +22,8 @@ __all__ = [
     "task_names",
 ]
 
-# Zhuo et al. 2024, https://arxiv.org/abs/2411.03884: all of section 4; Table 1; Table 3.
+# Zhuo et al. 2024, https://arxiv.org/abs/2411.03884: all of section 4; Table 1; Table 3, whose
+# "MMLU Var", with varied numbers of examples, the harness does not have: its plain MMLU instead.
 PRESETS: dict[str, tuple[str, ...]] = {
     "paper": (
         "arc_easy",

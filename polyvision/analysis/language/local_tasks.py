@@ -43,6 +43,8 @@ SETS: dict[str, tuple[str, str]] = {
 _COLUMNS: dict[str, dict[str, Any]] = {"boolq": {"doc_to_target": "{{answer|int}}"}}
 _MMLU_FILE, _MMLU_FOLDER = "mmlu/default/mmlu_{}.yaml", "hails/mmlu_no_train"
 _ROWS = "data-00000-of-00001.arrow"
+# The first line of each file that is written here.
+_MARK = "# written by polyvision local-tasks\n"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +67,8 @@ def write_tasks(out: Path) -> list[str]:
     """Write a file for each task, and one for the group of MMLU's subjects.
 
     The files hold the places of both packages: they serve the environment they were written in.
+    Files that an earlier call wrote, and this one does not, are deleted: they would name what the
+    packages no longer have.
 
     Returns:
         The names of the tasks, those of ``SETS`` first.
@@ -90,8 +94,11 @@ def write_tasks(out: Path) -> list[str]:
     }
     try:
         out.mkdir(parents=True, exist_ok=True)
+        for path in out.glob("local_*.yaml"):
+            if path.stem not in files and path.read_text(encoding="utf-8").startswith(_MARK):
+                path.unlink()
         for name, content in files.items():
-            text = yaml.safe_dump(dict(content), sort_keys=False)
+            text = _MARK + yaml.safe_dump(dict(content), sort_keys=False)
             (out / f"{name}.yaml").write_text(text, encoding="utf-8")
     except OSError as error:
         raise PolyvisionError(f"--out {out}: cannot write: {error.strerror}") from None

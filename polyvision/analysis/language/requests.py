@@ -12,6 +12,7 @@ https://doi.org/10.5281/zenodo.12608602), but on plain strings, so the package i
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -23,8 +24,9 @@ from polyvision.analysis.language.generate import continue_texts
 from polyvision.analysis.language.spans import Span, spans
 from polyvision.analysis.language.trained import TrainedModel
 from polyvision.errors import PolyvisionError
+from polyvision.models.generation import prompt_seeds
 
-__all__ = ["Answerer"]
+__all__ = ["Answerer", "CutContexts"]
 
 # Logits held at once: 256 MiB of fp32.
 _LOGITS = 2**26
@@ -34,6 +36,37 @@ _NEW_TOKENS = 256
 Progress = Callable[[int], None]
 
 
+@dataclasses.dataclass
+class CutContexts:
+    """How many contexts were longer than the model's, so that their beginning was not seen.
+
+    Attributes:
+        requests: number of requests.
+        cut: number of those whose context was cut.
+        most: the most tokens that one of them lost.
+    """
+
+    requests: int = 0
+    cut: int = 0
+    most: int = 0
+
+    def add(self, lost: int) -> None:
+        """Count a request whose context lost so many tokens."""
+        self.requests += 1
+        self.cut += lost > 0
+        self.most = max(self.most, lost)
+
+    def warning(self, context: int) -> str | None:
+        """Return one line for a person; None where nothing was cut."""
+        if not self.cut:
+            return None
+        return (
+            f"{self.cut:,} of {self.requests:,} requests do not fit the model's context of "
+            f"{context:,} tokens: the beginning of each was cut, up to {self.most:,} tokens, so "
+            "scores are lower than with a longer context; fewer examples (--few-shot) are shorter"
+        )
+
+
 class Answerer:
     """Answers requests of benchmark tasks.
 
@@ -41,6 +74,9 @@ class Answerer:
         trained: the language model.
         batch_size: texts at a time.
         progress: is called with the number of passes or texts done since the last call.
+
+    Attributes:
+        cut_contexts: counts the contexts that did not fit, over all requests so far.
     """
 
     def __init__(
@@ -48,6 +84,7 @@ class Answerer:
     ) -> None:
         self.trained = trained
         self.batch_size = batch_size
+        self.cut_contexts = CutContexts()
         self._progress = progress or (lambda done: None)
 
     def loglikelihood(self, requests: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
@@ -82,10 +119,14 @@ class Answerer:
             longest = self.trained.model.shape.context
             room = max(longest - keywords["max_new_tokens"], (longest + 1) // 2)
             members.sort(key=lambda i: -len(requests[i][0]))
+            whole = [self.trained.tokenizer.encode(requests[i][0]) for i in members]
+            for tokens in whole:
+                self.cut_contexts.add(max(0, len(tokens) - room))
+            seeds = prompt_seeds(0, [tokens.tolist() for tokens in whole])
             for start in range(0, len(members), self.batch_size):
-                batch = members[start : start + self.batch_size]
-                contexts = [self.trained.tokenizer.encode(requests[i][0])[-room:] for i in batch]
-                made = continue_texts(self.trained, contexts, **keywords)
+                here = slice(start, start + self.batch_size)
+                batch, contexts = members[here], [tokens[-room:] for tokens in whole[here]]
+                made = continue_texts(self.trained, contexts, **keywords, seed=seeds[here])
                 for i, each in zip(batch, made, strict=True):
                     answers[i] = each.text
                 self._progress(len(batch))
@@ -105,11 +146,12 @@ class Answerer:
 
     def _score(self, requests: Sequence[tuple[list[int], int]]) -> list[tuple[float, bool]]:
         context = self.trained.model.shape.context
-        passes = [
-            (i, span)
-            for i, (tokens, first) in enumerate(requests)
-            for span in spans(first, len(tokens), context)
-        ]
+        passes = []
+        for i, (tokens, first) in enumerate(requests):
+            cut = list(spans(first, len(tokens), context))
+            # A later pass over a long text sees what its window reaches, which is no cut.
+            self.cut_contexts.add(cut[0].start if cut else 0)
+            passes += [(i, span) for span in cut]
         passes.sort(key=lambda each: each[1].start - each[1].end)  # similar lengths together
         totals, greedy = [0.0] * len(requests), [True] * len(requests)
         for batch in self._batches(passes):
@@ -176,6 +218,6 @@ def _keywords(options: Mapping[str, Any]) -> dict[str, Any]:
             f"temperature, top_k, top_p"
         )
     if sample:
-        keywords |= {"temperature": 1.0, "seed": 0}
+        keywords |= {"temperature": 1.0}
         keywords |= {k: v for k, v in drawing.items() if v is not None}
     return keywords

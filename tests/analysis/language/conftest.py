@@ -31,9 +31,11 @@ def write_run(folder: Path, tokenizer: Tokenizer, *, context: int = 12) -> Path:
     (folder / "checkpoints").mkdir(parents=True)
     state = {"state_dict": {f"model.{k}": v for k, v in weights.items()}, "global_step": 7}
     torch.save(state, folder / "checkpoints" / "last.ckpt")
-    (folder / "config.yaml").write_text("task: language\n")
-    (folder / "network.json").write_text(json.dumps(network_to_plain(LanguageNetwork(shape))))
-    (folder / "tokenizer.json").write_text(tokenizer.to_json())
+    (folder / "config.yaml").write_text("task: language\n", encoding="utf-8")
+    (folder / "network.json").write_text(
+        json.dumps(network_to_plain(LanguageNetwork(shape))), encoding="utf-8"
+    )
+    (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
     return folder
 
 

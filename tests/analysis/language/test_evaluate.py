@@ -16,10 +16,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polyvision.analysis.language import evaluate as verb
 from polyvision.analysis.language.corpora import open_tokens
 from polyvision.analysis.language.harness import PRESETS, harness_model, task_names
 from polyvision.analysis.language.perplexity import score_tokens
-from polyvision.analysis.language.requests import Answerer
+from polyvision.analysis.language.requests import Answerer, CutContexts
 from polyvision.analysis.language.spans import spans
 from polyvision.analysis.language.trained import TrainedModel, open_language_model
 from polyvision.cli import main
@@ -179,6 +180,41 @@ def test_generate_until_is_greedy_unless_asked_and_ends_before_the_stops(byte_ru
     assert answerer.generate_until([("the", cold)]) == plain[:1]
     with pytest.raises(PolyvisionError, match=r"unknown options .*beams"):
         answerer.generate_until([("the", {"beams": 2})])
+
+
+def test_contexts_that_are_cut_are_counted(byte_run) -> None:
+    answerer = Answerer(opened(byte_run), batch_size=2)  # a context of 12 bytes
+    answerer.loglikelihood([("the white whale", " sea"), ("the", " sea"), ("12345678", "90123")])
+    cut = answerer.cut_contexts
+    # 19 bytes of which the last is only predicted: 18 where 12 are seen; the third has 13.
+    assert (cut.requests, cut.cut, cut.most) == (3, 1, 6)
+    answerer.loglikelihood_rolling([TEXT])  # whole, in several windows
+    assert (cut.requests, cut.cut, cut.most) == (4, 1, 6)
+    answerer.generate_until([("x" * 20, {"max_gen_toks": 4}), ("x" * 8, {"max_gen_toks": 4})])
+    assert (cut.requests, cut.cut, cut.most) == (6, 2, 12)
+    assert cut.warning(12).startswith(
+        "2 of 6 requests do not fit the model's context of 12 tokens: the beginning of each was "
+        "cut, up to 12 tokens"
+    )
+    assert CutContexts(requests=9).warning(12) is None
+
+
+def test_cut_contexts_are_said_once(byte_run, tmp_path, capsys, monkeypatch) -> None:
+    """A stand-in for the harness: it asks one question that fits and one that does not."""
+
+    def ask(answerer, tasks, manager, **_):
+        answerer.loglikelihood([("the", " sea"), (TEXT, " sea")])
+        return {"mine": {"acc": 0.5}}
+
+    monkeypatch.setattr(verb, "require_harness", lambda: None)
+    monkeypatch.setattr(verb, "evaluate_tasks", ask)
+    monkeypatch.setattr(verb, "find_tasks", lambda *_: object())
+    output = tmp_path / "found.json"
+    assert main(["evaluate", str(byte_run), "--tasks", "mine", "--output", str(output)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("warning: 1 of 2 requests do not fit the model's context of 12 tokens") == 1
+    lost = len((TEXT + " sea").encode()) - 13
+    assert json.loads(output.read_text())["cut_contexts"] == {"requests": 2, "cut": 1, "most": lost}
 
 
 def test_the_adapter_hands_requests_over(byte_run, monkeypatch) -> None:

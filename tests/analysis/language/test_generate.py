@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,24 @@ def test_a_batch_gives_what_each_prompt_gives_alone(bpe_run, tmp_path, capsys) -
     assert streamed.rstrip("\n") == alone[0]
 
 
+def test_a_seed_gives_a_prompt_the_same_text_in_any_company(bpe_run, capsys) -> None:
+    prompts = ["the whale", "a café in Nantucket", "the sea"]
+    drawn = ["--seed", 5, "--max-new-tokens", 15]
+
+    def texts(*arguments: object) -> list[str]:
+        out, _ = call(capsys, bpe_run, *drawn, *arguments)
+        return [part.strip("\n") for part in re.split(r"--- \d of \d ---\n", out) if part]
+
+    alone = [text for prompt in prompts for text in texts("--prompt", prompt)]
+    given = [word for prompt in prompts for word in ("--prompt", prompt)]
+    assert texts(*given) == alone
+    assert texts(*given, "--batch-size", 2) == alone
+    assert texts(*given, "--stream") == alone
+    twice = texts("--prompt", prompts[0], *given)
+    assert [twice[0], *twice[2:]] == alone
+    assert twice[1] != alone[0]  # another sample of the same prompt
+
+
 def test_an_end_token_ends_the_text(bpe_run, monkeypatch) -> None:
     trained = opened(bpe_run)
     tokens = iter([*trained.tokenizer.encode("the sea").tolist(), trained.tokenizer.end, 70])
@@ -97,6 +116,8 @@ def test_bytes_that_are_not_utf8_are_shown_as_replaced() -> None:
     ("arguments", "text"),
     [
         (["--prompt-file", "no.txt"], "--prompt-file no.txt: No such file"),
+        (["--num-beams", "4"], "unknown option of polyvision generate '--num-beams'. Valid: --bat"),
+        (["--repetition-penalty", "1.1"], "generate '--repetition-penalty'. Valid: --batch-size"),
         (["--prompt", "\udcff"], "is not UTF-8"),
         (["--stop", ""], "--stop ''"),
         (["--seed", "-1"], "--seed must be"),
@@ -112,6 +133,16 @@ def test_mistakes_are_one_line(byte_run, capsys, arguments, text) -> None:
     assert main(["generate", str(byte_run), *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert text in line
+
+
+def test_a_prompt_file_is_text_without_a_byte_order_mark(byte_run, tmp_path, capsys) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_bytes(b"\xef\xbb\xbfthe sea")
+    out, _ = call(capsys, byte_run, "--prompt-file", file, "--max-new-tokens", 0)
+    assert out == "the sea\n"
+    file.write_bytes(b"PK\x03\x04")
+    assert main(["generate", str(byte_run), "--prompt-file", str(file)]) == 2
+    assert f"--prompt-file {file} is a zip archive" in capsys.readouterr().err
 
 
 def test_what_is_no_language_model_is_refused(tmp_path, capsys) -> None:

