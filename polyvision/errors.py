@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["PolyvisionError", "did_you_mean", "looked_for", "some", "unknown"]
+__all__ = ["PolyvisionError", "did_you_mean", "first_line", "looked_for", "some", "unknown"]
 
 
 class PolyvisionError(ValueError):
@@ -47,3 +47,9 @@ def some(names: Iterable[str], limit: int = 5) -> str:
     ordered = sorted(names)
     rest = len(ordered) - limit
     return ", ".join(ordered[:limit]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of the text of ``error``, or its class where it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__

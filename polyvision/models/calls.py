@@ -9,13 +9,14 @@ The data flow of the pass (``flow``) tells expressions by hand, and what a resul
 from __future__ import annotations
 
 import copy
-import dataclasses
 import dis
 import itertools
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -28,20 +29,21 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from polyvision.activations import is_activation
-from polyvision.models.flow import Expression, Flow, KeptRole, Node, Operand, Place
+from polyvision.errors import PolyvisionError, first_line
+from polyvision.models.flow import Node
 from polyvision.models.functions import (
     FUNCTIONS,
-    GRID,
     INPLACE,
     is_activation_module,
-    is_bounded,
     is_whole_norm,
-    recognised,
 )
 from polyvision.models.inputs import Inputs
-from polyvision.models.layout import Layout, Layouts
+from polyvision.models.layout import Layouts
+from polyvision.models.recorded import ModuleCall, Noted, Recorded, has_no_state
+from polyvision.models.target import Call, Place, Target
+from polyvision.models.values import MadeUpValues
 
-__all__ = ["Call", "Place", "Target", "Tracer"]
+__all__ = ["HOOKS", "Call", "Place", "Target", "Tracer", "hooks_of"]
 
 _TORCH = str(Path(torch.__file__).parent)
 _OWN = (__file__, *(str(Path(__file__).with_name(name)) for name in ("layout.py", "flow.py")))
@@ -53,77 +55,13 @@ _KEEP = {
     *(Tensor.__mul__, Tensor.__truediv__, Tensor.div, F.dropout, F.interpolate, F.pad),
     *(torch.clamp, Tensor.clamp, torch.pow, Tensor.pow, torch.square, Tensor.square),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """What is called, and from where; the unit that can get an activation of its own.
-
-    Attributes:
-        module: name of the activation module, None for a function.
-        kind: name of the module's class or of the function.
-        place: where the call is written; None if in no module's own method.
-        caller: for messages: the function that makes the call.
-        method: a function that is called as a method of the tensor, ``x.relu()``.
-        inplace: a function that changes its argument, such as ``relu_``.
-        expression: several functions or an operator, not one call of an activation.
-        operand: of an expression: where its source has the tensor it is a function of; None if it
-            cannot be told.
-        known: the function is an activation, not just pointwise and nonlinear.
-    """
-
-    module: str | None
-    kind: str
-    place: Place | None
-    caller: str
-    method: bool = False
-    inplace: bool = False
-    expression: bool = False
-    operand: Operand | None = None
-    known: bool = True
-
-
-@dataclasses.dataclass
-class Call:
-    """One call in one pass.
-
-    Attributes:
-        shape: of the input.
-        layout: of the input.
-        device: of the input.
-        dtype: of the input.
-        keeps_shape: the output has the input's shape.
-        role: ``gate``, ``kernel`` or ``positive``, which stay (``sites.find_uses``); else None.
-    """
-
-    shape: torch.Size
-    layout: Layout
-    device: torch.device
-    dtype: torch.dtype
-    keeps_shape: bool = True
-    role: KeptRole | None = None
-
-
-@dataclasses.dataclass
-class _Noted:
-    """One call of an activation, with what the data flow knows of it."""
-
-    target: Target
-    call: Call
-    given: Node
-    result: Node | None = None
-
-
-@dataclasses.dataclass
-class _ModuleCall:
-    """One call of a module with one tensor, which returns one."""
-
-    name: str
-    kind: str
-    place: Place | None
-    caller: str
-    given: Node
-    result: Node | None = None
+HOOKS = (
+    *("forward_hooks", "forward_hooks_with_kwargs", "forward_hooks_always_called"),
+    *("forward_pre_hooks", "forward_pre_hooks_with_kwargs"),
+    *("backward_hooks", "backward_pre_hooks"),
+)
+_TO_NUMPY = {Tensor.numpy, Tensor.__array__}
+_CACHE = 0  # the code of the empty operations that follow a call
 
 
 class Tracer:
@@ -131,35 +69,72 @@ class Tracer:
 
     Args:
         model: left as it is, on any device including meta.
+        activations: names of modules that count as activations whatever their class.
+
+    Attributes:
+        made_up: what a pass ran depended on values, which were made up.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, activations: Iterable[str] = ()) -> None:
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         parameter = next(itertools.chain(model.parameters(), model.buffers()), torch.empty(0))
         self._device = parameter.device
+        self.made_up = False
         # Some networks cache tensors in eval mode; a twin keeps fake ones out of the real network.
-        with FakeCopyMode(self._fake):
-            self._twin = copy.deepcopy(model)
-            _separate(self._twin)
-        self._names = {id(module): name for name, module in self._twin.named_modules()}
+        # It has none of the user's hooks, which are not made for fake tensors.
+        hooks: dict[int, Any] = {id(d): type(d)() for m in model.modules() for d in hooks_of(m)}
+        try:
+            with FakeCopyMode(self._fake):
+                self._twin = copy.deepcopy(model, hooks)
+        except Exception as error:  # what a network holds beside tensors may be anything
+            raise PolyvisionError(
+                f"{type(model).__name__} cannot be copied to be traced: {first_line(error)}"
+            ) from error
+        _separate(self._twin)
+        modules = self._twin.named_modules()
+        self._names: dict[int, str] = {id(module): name for name, module in modules}
         self._model = model
         self._values, self._parameters = _data(self._twin, model)
         self.absorbed: set[str] = set()  # activation modules that are part of an expression
         self._start()
         for name, module in self._twin.named_modules():
             module.register_forward_pre_hook(lambda *a: self._layouts.before(*a))
-            self._watch(name, module)
+            self._watch(name, module, is_activation_module(module) or name in activations)
             module.register_forward_hook(lambda *a: self._layouts.after(*a))
+            module.register_forward_hook(partial(self._leave, name))
 
     def run(self, inputs: Inputs, *, training: bool) -> dict[Target, list[Call]]:
         """Run the twin and return its activation calls in order.
 
+        Where the network reads values, it runs with zeros and with ones; the calls of both count.
+
         Raises:
             Exception: whatever the network's forward raises for these inputs.
         """
+        values = MadeUpValues(0)
+        calls: dict[Target, list[Call]] = {}
+        try:
+            calls = self._pass(inputs, training, values)
+        except Exception:
+            if not values.read:
+                raise
+        if values.read:
+            try:
+                other = self._pass(inputs, training, MadeUpValues(1))
+            except Exception:  # ones may stand for a mistake that the network checks for
+                if not calls:
+                    raise
+            else:
+                calls = {**calls, **{t: seen for t, seen in other.items() if t not in calls}}
+        self.made_up |= values.used
+        return calls
+
+    def _pass(
+        self, inputs: Inputs, training: bool, values: MadeUpValues
+    ) -> dict[Target, list[Call]]:
         self._start()
         self._twin.train(training)
-        with torch.no_grad(), _quiet(), self._fake:
+        with torch.no_grad(), _quiet(), _no_global_hooks(), self._fake, values:
             args, kwargs = tree_map_only(
                 Tensor,
                 lambda t: torch.empty(t.shape, dtype=t.dtype, device=self._device),
@@ -167,10 +142,12 @@ class Tracer:
             )
             for tensor in tree_leaves((args, kwargs)):
                 if isinstance(tensor, Tensor):
-                    self._flow.give(tensor)
-            with _Functions(self):
+                    self._recorded.flow.give(tensor)
+            with _Functions(self, values):
                 self._twin(*args, **kwargs)
-        return self._in_order()
+        calls = self._recorded.in_order()
+        self.absorbed |= self._recorded.absorbed
+        return calls
 
     def outputs(self, inputs: Inputs, names: Iterable[str]) -> dict[str, Call]:
         """Run the twin and return what the modules called ``names`` give out, as if it were input.
@@ -198,36 +175,42 @@ class Tracer:
 
     def _start(self) -> None:
         self._layouts = Layouts()
-        self._flow = Flow(self._values, self._parameters)
-        self._noted: list[_Noted] = []
-        self._module_calls: list[_ModuleCall] = []
+        self._recorded = Recorded(self._model, self._layouts, self._parameters, self._values)
+        self._ran_last: dict[str, str] = {}  # name of a module -> its child that ran last
 
-    def _watch(self, name: str, module: nn.Module) -> None:
-        is_site = is_activation_module(module)
+    def _leave(self, name: str, *_: Any) -> None:
+        owner, rest = "", name
+        while rest:
+            child, _, rest = rest.partition(".")
+            self._ran_last[owner] = child
+            owner = f"{owner}.{child}" if owner else child
+
+    def _watch(self, name: str, module: nn.Module, is_site: bool) -> None:
         kind = type(module).__name__
-        running: list[_Noted | _ModuleCall | None] = []
+        running: list[Noted | ModuleCall | None] = []
 
         def before(module: nn.Module, args: tuple[Any, ...]) -> None:
-            noted: _Noted | _ModuleCall | None = None
+            noted: Noted | ModuleCall | None = None
             if len(args) == 1 and isinstance(args[0], Tensor) and not self._inside(1):
-                place, caller, _ = self._caller()
+                place, caller, frame = self._caller()
                 if is_site:
-                    noted = self._note(Target(name, kind, place, caller), args[0])
+                    dropped = _drops_result(frame)
+                    noted = self._note(Target(name, kind, place, caller, dropped=dropped), args[0])
                 else:
-                    noted = _ModuleCall(name, kind, place, caller, self._flow.of(args[0]))
-                    self._module_calls.append(noted)
+                    noted = ModuleCall(name, kind, place, caller, self._recorded.flow.of(args[0]))
+                    self._recorded.module_calls.append(noted)
             running.append(noted)
 
         def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             noted = running.pop()
             if not isinstance(output, Tensor) or self._inside(1):
                 return
-            if not self._flow.knows(output):  # what happens inside cannot be seen
-                self._flow.record(module, (args, tuple(module.parameters())), {}, output)
-            if isinstance(noted, _Noted):
+            if not self._recorded.flow.knows(output):  # what happens inside cannot be seen
+                self._recorded.flow.record(module, (args, tuple(module.parameters())), {}, output)
+            if isinstance(noted, Noted):
                 self._finish(noted, output)
             elif noted is not None:
-                noted.result = self._flow.of(output)
+                noted.result = self._recorded.flow.of(output)
 
         module.register_forward_pre_hook(before)
         module.register_forward_hook(after)
@@ -244,8 +227,8 @@ class Tracer:
                     self._layouts.adopt(part, self._layouts.here(given))
         if any(is_activation(m) or is_whole_norm(m) for m, _ in self._layouts.running):
             return
-        source = self._flow.of(given) if isinstance(given, Tensor) else None
-        node = self._flow.record(function, args, kwargs, output)
+        source = self._recorded.flow.of(given) if isinstance(given, Tensor) else None
+        node = self._recorded.flow.record(function, args, kwargs, output)
         if node is None:
             return
         place, caller, frame = self._caller()
@@ -253,8 +236,8 @@ class Tracer:
         for name, value in frame.f_locals.items():
             if value is given and value is output and source is not None:  # changed in place
                 node.names[source.index] = name
-            elif isinstance(value, Tensor) and self._flow.knows(value):
-                node.names[self._flow.of(value).index] = name
+            elif isinstance(value, Tensor) and self._recorded.flow.knows(value):
+                node.names[self._recorded.flow.of(value).index] = name
         if not isinstance(given, Tensor) or source is None or self._inside(0):
             return
         if not node.is_affine and node.leaf is not None:
@@ -262,114 +245,21 @@ class Tracer:
         if function in FUNCTIONS:
             self._layouts.here(given)
             method = getattr(Tensor, getattr(function, "__name__", ""), None) is function
-            inplace = function in INPLACE
-            target = Target(None, FUNCTIONS[function], place, caller, method, inplace)
+            kind, inplace = FUNCTIONS[function], function in INPLACE
+            dropped = _drops_result(frame)
+            target = Target(None, kind, place, caller, method, inplace, dropped)
             self._finish(self._note(target, given, source), output)
             self._layouts.of(output, like=given)
 
-    def _note(self, target: Target, given: Tensor, source: Node | None = None) -> _Noted:
+    def _note(self, target: Target, given: Tensor, source: Node | None = None) -> Noted:
         layout = self._layouts.of(given)
         call = Call(given.shape, layout, given.device, given.dtype)
-        self._noted.append(_Noted(target, call, source or self._flow.of(given)))
-        return self._noted[-1]
+        self._recorded.noted.append(Noted(target, call, source or self._recorded.flow.of(given)))
+        return self._recorded.noted[-1]
 
-    def _finish(self, noted: _Noted, output: Tensor) -> None:
+    def _finish(self, noted: Noted, output: Tensor) -> None:
         noted.call.keeps_shape = output.shape == noted.call.shape
-        noted.result = self._flow.of(output)
-
-    def _in_order(self) -> dict[Target, list[Call]]:
-        """Return the calls and expressions of the pass that has just run."""
-        kinds = {n.result.index: _plain(n.target.kind) for n in self._noted if n.result}
-        expressions = [*self._flow.expressions(kinds), *self._opaque()]
-        part_of_one = {index for expression in expressions for index in expression.inner}
-        found: list[tuple[int, Target, Call]] = []
-        for noted in self._noted:
-            index = (noted.result or noted.given).index
-            if noted.result is not None and index in part_of_one:
-                self.absorbed.add(noted.target.module or "")
-                continue
-            noted.call.role = self._role(noted.given, noted.result, kinds)
-            found.append((index, noted.target, noted.call))
-        activations = {*kinds, *(expression.top.index for expression in expressions)}
-        for e in expressions:
-            root = e.root.tensor
-            call = Call(root.shape, self._layouts.of(root), root.device, root.dtype)
-            call.keeps_shape = e.top.tensor.shape == root.shape
-            call.role = e.role
-            if e.role in (None, "positive") and self._flow.is_kernel(e.top, e.root, activations):
-                call.role = "kernel"
-            elif e.role is None and e.kind and self._flow.keeps_positive(e.top, e.root):
-                call.role = "positive"
-            found.append((e.top.index, self._target(e), call))
-        calls: dict[Target, list[Call]] = {}
-        for _, target, call in sorted(found, key=lambda item: item[0]):
-            calls.setdefault(target, []).append(call)
-        return calls
-
-    def _role(self, given: Node, result: Node | None, kinds: Mapping[int, str]) -> KeptRole | None:
-        """Return why a call of an activation stays, None if it is an ordinary one."""
-        if result is None or is_bounded(kinds[result.index]):
-            return None
-        if kinds[result.index] in ("relu6", "hardtanh") and self._flow.is_hard_sigmoid(result):
-            return "gate"
-        if self._flow.is_kernel(result, given, {*kinds}):
-            return "kernel"
-        is_positive = self._flow.is_of_parameters(given) or self._flow.keeps_positive(result, given)
-        return "positive" if is_positive else None
-
-    def _opaque(self) -> Iterator[Expression]:
-        """Yield the modules that are an activation whose functions cannot be seen (scripted)."""
-        for call in self._module_calls:
-            module = self._model.get_submodule(call.name)
-            if call.result is None or call.result.name or not _has_no_state(module):
-                continue
-            try:
-                values = copy.deepcopy(module)(GRID.points)
-            except Exception:  # whatever a foreign forward raises for one dimension
-                continue
-            if isinstance(values, Tensor) and values.shape == GRID.points.shape:
-                kind = recognised(values)
-                if kind is not None:
-                    role: KeptRole | None = "gate" if is_bounded(kind) else None
-                    yield Expression(call.result, call.given, kind, {call.result.index}, role)
-
-    def _target(self, expression: Expression) -> Target:
-        """Return the module that computes the whole expression, else the expression."""
-        top, root = expression.top, expression.root
-        known = expression.kind is not None
-        whole = [c for c in self._module_calls if c.name and c.result is top and c.given is root]
-        if whole:
-            inmost = max(whole, key=lambda call: call.name.count("."))
-            return Target(inmost.name, inmost.kind, inmost.place, inmost.caller, known=known)
-        return Target(
-            module=None,
-            kind=expression.kind or top.name,
-            place=top.place,
-            caller=top.caller,
-            inplace=top.inputs[0].tensor is top.tensor,
-            expression=True,
-            operand=self._operand(expression) if known else None,
-            known=known,
-        )
-
-    def _operand(self, expression: Expression) -> Operand | None:
-        """Find the tensor that the expression is a function of in its source."""
-        top, root = expression.top, expression.root
-        if root.index in top.names:
-            return Operand(top.names[root.index])
-        users = [u for u in root.users if u.index in expression.inner]
-        if len(users) != 1 or users[0].inputs.count(root) != 1:
-            return None
-        modules = [n.target.place for n in self._noted if n.target.module and n.given is root]
-        modules += [call.place for call in self._module_calls if call.given is root]
-        if modules:
-            return Operand(None, modules[0])
-        (user,) = users
-        index = next((i for i, arg in enumerate(user.args) if arg is root), None)
-        if index is None or user.place is None:
-            return None
-        name = getattr(user.call, "__name__", "")
-        return Operand(None, user.place, index, getattr(Tensor, name, None) is user.call)
+        noted.result = self._recorded.flow.of(output)
 
     def _inside(self, own: int) -> bool:
         """Tell whether an activation or a norm with a nonlinearity of its own makes the call."""
@@ -377,43 +267,60 @@ class Tracer:
         return any(is_activation_module(m) or is_whole_norm(m) for m, _ in outer)
 
     def _caller(self) -> tuple[Place | None, str, FrameType]:
+        """Return where the call is written, in which function, and the frame of it."""
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and _is_machinery(frame.f_code.co_filename):
             frame = frame.f_back
         assert frame is not None
-        code, owner = frame.f_code, _owner(frame)
+        code, owner = frame.f_code, self._owner(frame)
         position = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None))
         first, line, start, column = position
-        if id(owner) not in self._names or first is None or line is None:
+        if owner is None or first is None or line is None:
             return None, code.co_qualname, frame
         if start is None or column is None:
             return None, code.co_qualname, frame
         begin = None if _is_call(code, frame.f_lasti) else (first, start)
-        place = Place(self._names[id(owner)], code.co_filename, line, column, begin)
+        after = self._ran_last.get(owner)
+        place = Place(owner, code.co_filename, line, column, begin, after)
         return place, code.co_qualname, frame
+
+    def _owner(self, frame: FrameType) -> str | None:
+        """Name the module whose method runs, also from a function written inside of the method."""
+        method: FrameType | None = frame
+        while method is not None:
+            code, held = method.f_code, method.f_locals
+            first = code.co_varnames[0] if code.co_argcount else "self"
+            if id(held.get(first)) in self._names:
+                return self._names[id(held[first])]
+            method = method.f_back
+            while method is not None and not any(c is code for c in method.f_code.co_consts):
+                method = method.f_back
+        return None
 
 
 class _Functions(TorchFunctionMode):
     """Shows every torch function to a tracer."""
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: Tracer, values: MadeUpValues) -> None:
         super().__init__()
         self._tracer = tracer
+        self._values = values
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in _TO_NUMPY:
+            return func(self._values.real(args[0]), *args[1:], **kwargs)
         output = func(*args, **kwargs)
         self._tracer.function(func, args, kwargs, output)
         return output
 
 
-def _owner(frame: FrameType) -> object:
-    """Return the ``self`` of the method that runs, also from a comprehension or lambda in it."""
-    while frame.f_code.co_name.startswith("<") and "self" not in frame.f_locals and frame.f_back:
-        frame = frame.f_back
-    return frame.f_locals.get("self")
+def _drops_result(frame: FrameType) -> bool:
+    """Tell whether the call that ``frame`` makes is a statement."""
+    following = frame.f_code.co_code[frame.f_lasti + 2 :: 2]
+    return next((op for op in following if op != _CACHE), None) == dis.opmap["POP_TOP"]
 
 
 def _is_machinery(file: str) -> bool:
@@ -429,7 +336,7 @@ def _separate(twin: nn.Module) -> None:
     seen: set[int] = set()
     for parent in list(twin.modules()):
         for attribute, child in list(parent._modules.items()):
-            if child is not None and (is_activation_module(child) or _has_no_state(child)):
+            if child is not None and (is_activation_module(child) or has_no_state(child)):
                 if id(child) in seen:
                     parent._modules[attribute] = copy.deepcopy(child)
                 seen.add(id(child))
@@ -440,14 +347,6 @@ def _is_call(code: CodeType, at: int) -> bool:
     while dis.opname[code.co_code[at]] == "CACHE":
         at -= 2
     return "CALL" in dis.opname[code.co_code[at]]
-
-
-def _has_no_state(module: nn.Module) -> bool:
-    return not [*module.parameters(), *module.buffers()]
-
-
-def _plain(kind: str) -> str:
-    return kind.lower().replace("_", "").removesuffix("me")
 
 
 def _data(twin: nn.Module, model: nn.Module) -> tuple[dict[int, Tensor], set[int]]:
@@ -462,12 +361,33 @@ def _data(twin: nn.Module, model: nn.Module) -> tuple[dict[int, Tensor], set[int
     return values, parameters
 
 
+def hooks_of(owner: Any, prefix: str = "") -> list[dict[int, Any]]:
+    """Return the dictionaries of the hooks that a forward or backward pass of a module runs."""
+    return [vars(owner)[f"_{prefix}{name}"] for name in HOOKS if f"_{prefix}{name}" in vars(owner)]
+
+
+@contextmanager
+def _no_global_hooks() -> Iterator[None]:
+    """Keep hooks on all modules, of profilers and the like, from a twin."""
+    places = hooks_of(torch.nn.modules.module, "global_")
+    before = [dict(place) for place in places]
+    for place in places:
+        place.clear()
+    try:
+        yield
+    finally:
+        for place, hooks in zip(places, before, strict=True):
+            place.update(hooks)
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch from logging a traceback where a network refuses a size."""
+    """Keep torch from logging a traceback where a network refuses a size, and from warnings."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     disabled, logger.disabled = logger.disabled, True
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logger.disabled = disabled

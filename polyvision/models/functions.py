@@ -97,17 +97,17 @@ def is_whole_norm(module: nn.Module) -> bool:
     return type(module).__name__.startswith(("EvoNorm", "FilterResponseNormTlu"))
 
 
-class Grid(NamedTuple):
+class _Grid(NamedTuple):
     """Where pointwise functions are compared: ``core`` in order, then points far away."""
 
     core: Tensor
     points: Tensor
 
 
-def _grid() -> Grid:
+def _grid() -> _Grid:
     core = torch.arange(-240, 241, dtype=torch.float64) / 20
     far = torch.tensor([20.0, 100.0, 1e3, 1e6], dtype=torch.float64)
-    return Grid(core, torch.cat((core, far, -far)))
+    return _Grid(core, torch.cat((core, far, -far)))
 
 
 GRID = _grid()

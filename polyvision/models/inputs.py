@@ -6,6 +6,7 @@ Only shapes and dtypes matter. A second size tells the feature dimension from th
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,10 +23,11 @@ _Resize = Callable[[torch.Size], Sequence[int]]
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """The arguments of one forward call."""
+    """The arguments of one forward call; ``guessed`` if nobody said what the network takes."""
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    guessed: bool = False
 
     @classmethod
     def of(cls, given: Tensor | Sequence[Any] | Mapping[str, Any]) -> Inputs:
@@ -34,51 +36,102 @@ class Inputs:
             return cls(kwargs=dict(given))
         return cls((given,)) if isinstance(given, Tensor) else cls(tuple(given))
 
+    def advice(self) -> str:
+        """Return what to do where a network refuses these inputs."""
+        if self.guessed:
+            return "They are a guess: pass inputs= (--image-size for swap-report)."
+        return "Check that the network runs on such inputs, or choose another size."
+
     def describe(self) -> str:
         """Return the shapes of all tensors, for messages."""
         leaves = tree_leaves((self.args, dict(self.kwargs)))
         return ", ".join(str(tuple(t.shape)) for t in leaves if isinstance(t, Tensor)) or "none"
 
 
-def image_inputs(model: nn.Module, size: int, channels: int | None = None) -> Inputs:
-    """Return a batch of two square images in the dtype of ``model``."""
-    parameter = next(model.parameters(), torch.empty(0))
+def image_inputs(
+    model: nn.Module, size: int | Sequence[int], channels: int | None = None
+) -> Inputs:
+    """Return a batch of two images, square or of (height, width), in the dtype of ``model``."""
     if channels is None:
         channels = next((m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), 3)
-    shape = (2, channels, size, size)
-    return Inputs((torch.empty(shape, dtype=parameter.dtype, device="meta"),))
+    height, width = (size, size) if isinstance(size, int) else size
+    return Inputs((_images(model, channels, height, width),))
+
+
+def _images(model: nn.Module, *shape: int) -> Tensor:
+    parameter = next(model.parameters(), torch.empty(0))
+    return torch.empty((2, *shape), dtype=parameter.dtype, device="meta")
 
 
 def example_inputs(model: nn.Module) -> Inputs:
     """Guess the inputs of a timm, transformers or torchvision model.
 
-    timm models carry their input size, transformers models ``dummy_inputs`` or an image size; for
-    anything else with a 2-d convolution, images of its ``image_size`` or of 224 pixels are
-    taken (299 for Inception v3, whose auxiliary head needs them).
+    timm models carry their input size, transformers models a configuration; for anything else with
+    a 2-d convolution, images of its ``image_size`` or of 224 pixels are taken (299 for Inception
+    v3, whose auxiliary head needs them), with a 3-d one, videos of 16 frames.
 
     Raises:
         PolyvisionError: none of that applies.
     """
-    timm_config = getattr(model, "pretrained_cfg", None)
-    if timm_config:
-        channels, size, _ = timm_config["input_size"]
-        return image_inputs(model, size, getattr(model, "in_chans", None) or channels)
-    config: Any = getattr(model, "config", None)
-    if getattr(model, "main_input_name", None) == "pixel_values":
-        size = config.image_size
-        size = size if isinstance(size, int) else size[0]
-        images = image_inputs(model, size, config.num_channels)
-        return Inputs(kwargs={"pixel_values": images.args[0]})
-    if getattr(model, "main_input_name", None) == "input_ids":
-        return Inputs(kwargs={"input_ids": torch.zeros(2, 16, dtype=torch.int64, device="meta")})
-    if any(isinstance(module, nn.Conv2d) for module in model.modules()):
-        usual = 299 if type(model).__name__ == "Inception3" else 224
-        size = getattr(model, "image_size", usual)
-        return image_inputs(model, size if isinstance(size, int) else usual)
-    raise PolyvisionError(
-        f"{type(model).__name__} does not tell what it takes; pass inputs=<a tensor, a tuple of "
-        "arguments or a dictionary of keywords> (only shapes and dtypes matter)"
-    )
+    guess = _of_timm(model) or _of_transformers(model) or _of_images(model)
+    if guess is None:
+        raise PolyvisionError(
+            f"{type(model).__name__} does not tell what it takes; pass inputs=<a tensor, a tuple "
+            "of arguments or a dictionary of keywords> (only shapes and dtypes matter)"
+        )
+    return dataclasses.replace(guess, guessed=True)
+
+
+def _of_timm(model: nn.Module) -> Inputs | None:
+    config = getattr(model, "pretrained_cfg", None)
+    if not config:
+        return None
+    channels, *size = config["input_size"]
+    return image_inputs(model, size, getattr(model, "in_chans", None) or channels)
+
+
+def _of_images(model: nn.Module) -> Inputs | None:
+    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Conv3d)), None)
+    if first is None:
+        return None
+    if isinstance(first, nn.Conv3d):
+        return Inputs((_images(model, first.in_channels, 16, 224, 224),))
+    usual = 299 if type(model).__name__ == "Inception3" else 224
+    size = getattr(model, "image_size", usual)
+    return image_inputs(model, size if isinstance(size, int) else usual)
+
+
+def _of_transformers(model: nn.Module) -> Inputs | None:
+    """Return what a model of transformers names its main input, of the sizes in ``model.config``.
+
+    A model of images and texts side by side (CLIP) gets both; where images stand for tokens of the
+    text (LLaVA) it gets a text without images. A decoder gets a text of its own (T5).
+    """
+    main, config = getattr(model, "main_input_name", None), getattr(model, "config", None)
+    if main not in ("pixel_values", "input_ids"):
+        return None
+    text = torch.zeros(2, 16, dtype=torch.int64, device="meta")
+    takes = inspect.signature(model.forward).parameters
+    given = {name: text for name in (main, "decoder_input_ids") if name in takes}
+    within = any("image_token" in name for name in vars(config))
+    beside = "pixel_values" in takes and not within and _nested(config, "image_size") is not None
+    if main == "pixel_values" or beside:
+        size = _nested(config, "image_size") or 224
+        height, width = (size, size) if isinstance(size, int) else size
+        channels = _nested(config, "num_channels") or image_inputs(model, 1).args[0].shape[1]
+        frames = [config.num_frames] if hasattr(config, "num_frames") else []
+        given["pixel_values"] = _images(model, *frames, channels, height, width)
+    return Inputs(kwargs=given)
+
+
+def _nested(config: Any, name: str) -> Any:
+    """Return an entry of a configuration, or of the one for its images inside of it."""
+    found = getattr(config, name, None)
+    inner = sorted(getattr(config, "sub_configs", {}), key=lambda key: "vision" not in key)
+    for key in inner:
+        if found is None and getattr(config, key, None) is not None:
+            found = _nested(getattr(config, key), name)
+    return found
 
 
 def other_sizes(inputs: Inputs) -> list[Inputs]:
@@ -111,4 +164,4 @@ def _resized(inputs: Inputs, resize: _Resize) -> Inputs:
         lambda t: torch.empty(tuple(resize(t.shape)), dtype=t.dtype, device="meta"),
         (inputs.args, dict(inputs.kwargs)),
     )
-    return Inputs(args, kwargs)
+    return dataclasses.replace(inputs, args=args, kwargs=kwargs)

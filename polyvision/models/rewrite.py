@@ -18,24 +18,28 @@ import functools
 import inspect
 import itertools
 import linecache
-from collections.abc import Callable, Mapping
+import operator
+import sys
+import tokenize
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
 from torch import nn
 
-from polyvision.models.calls import Target
-from polyvision.models.flow import Place
+from polyvision.models.editor import CannotRewrite, Editor, key_of_node, key_of_place
+from polyvision.models.target import Target
 
-__all__ = ["CannotRewrite", "attribute_for", "drops_result", "rewritten_class", "source_of"]
+__all__ = ["CannotRewrite", "attribute_for", "rewritten_class", "source_of"]
 
 _SERIAL = itertools.count()
 _KNOWN: dict[tuple[Any, ...], type[nn.Module]] = {}
-
-
-class CannotRewrite(Exception):
-    """Why a call cannot be given a module; the text completes "not replaced: ..."."""
+_LIKE_OLD = "polyvision_like_old"
+# The flags of ``from __future__ import ...`` in the code of a function.
+_FUTURES = functools.reduce(
+    operator.or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+)
 
 
 class _Rewritten:
@@ -109,48 +113,81 @@ def _code_of(value: Any) -> CodeType | None:
     return function.__code__ if isinstance(function, FunctionType) else None
 
 
+def _with_inner(code: CodeType) -> Iterator[CodeType]:
+    """Yield ``code`` and the code of all functions that are written inside of it."""
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _with_inner(const)
+
+
 def _last_line(code: CodeType) -> int:
-    inner = [_last_line(const) for const in code.co_consts if isinstance(const, CodeType)]
-    return max([code.co_firstlineno, *inner, *(line or 0 for *_, line in code.co_lines())])
+    return max(line or 0 for inner in _with_inner(code) for *_, line in inner.co_lines())
+
+
+def _text(file: str) -> str:
+    """Return what ``file`` says now; cells of notebooks are known to linecache only."""
+    try:
+        with tokenize.open(file) as source:
+            return source.read()
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        text = "".join(linecache.getlines(file))
+    if not text:
+        raise CannotRewrite(f"the source of {file} cannot be read")
+    return text
 
 
 @functools.lru_cache(maxsize=8)
-def _tree(file: str) -> ast.Module:
-    lines = linecache.getlines(file)
-    if not lines:
-        raise CannotRewrite(f"the source of {file} cannot be read")
-    return ast.parse("".join(lines))
+def _tree(file: str, text: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        raise CannotRewrite(f"{file} is no Python any more: {error}") from error
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=8)
+def _codes(file: str, text: str, flags: int, rewriter: Any) -> dict[tuple[str, int], CodeType]:
+    """Compile ``text``; return all functions in it by qualified name and first line."""
+    tree = _tree(file, text)
+    if rewriter is not None:
+        tree = copy.deepcopy(tree)
+        rewriter(tree, text.encode())
+    whole = compile(tree, file, "exec", flags, dont_inherit=True)
+    return {(code.co_qualname, code.co_firstlineno): code for code in _with_inner(whole)}
+
+
 def _definition(code: CodeType) -> ast.FunctionDef:
-    """Return the syntax tree of the function that ``code`` was compiled from."""
-    for node in ast.walk(_tree(code.co_filename)):
+    """Return the syntax tree of the function that ``code`` was compiled from.
+
+    Raises:
+        CannotRewrite: there is none, or the source is not that of the code that runs.
+    """
+    file = code.co_filename
+    text = _text(file)
+    flags = code.co_flags & _FUTURES
+    # pytest compiles the assert statements of test files into code of its own.
+    by_pytest = any("@pytest_ar" in inner.co_names for inner in _with_inner(code))
+    rewriter = sys.modules["_pytest.assertion.rewrite"].rewrite_asserts if by_pytest else None
+    now = _codes(file, text, flags, rewriter).get((code.co_qualname, code.co_firstlineno))
+    if now is None or not _same(code, now):
+        raise CannotRewrite(
+            f"{code.co_qualname} does not run what {file} says now: the file has changed since it "
+            "was imported; restart Python, or reload the module and build the model again"
+        )
+    for node in ast.walk(_tree(file, text)):
         if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
             if first == code.co_firstlineno:
                 return node
-    raise CannotRewrite(f"the source of {code.co_qualname} cannot be found")
+    raise CannotRewrite(f"{code.co_qualname} is not written as a def")
 
 
-def _edited_source(cls: type, name: str, edits: Mapping[Target, str]) -> str:
-    """Return the source of the method with the calls changed, under the name it is found by."""
-    code = _code_of(inspect.getattr_static(cls, name))
-    assert code is not None
-    definition = copy.deepcopy(_definition(code))
-    definition.name = name
-    editor = _Editor({_key_of(t.place): (t, a) for t, a in edits.items() if t.place})
-    editor.visit(definition)
-    if editor.edits:
-        raise CannotRewrite(f"{code.co_qualname} has changed on disk since it was imported")
-    private = [
-        node.attr
-        for node in ast.walk(definition)
-        if isinstance(node, ast.Attribute) and node.attr[:2] == "__" != node.attr[-2:]
-    ]
-    if private:
-        raise CannotRewrite(f"{code.co_qualname} uses the private name {private[0]}")
-    return ast.unparse(ast.fix_missing_locations(definition))
+def _same(one: CodeType, other: CodeType) -> bool:
+    """Tell whether two code objects do the same at the same places of their files."""
+    return one == other and all(
+        list(a.co_positions()) == list(b.co_positions())
+        for a, b in zip(_with_inner(one), _with_inner(other), strict=True)
+    )
 
 
 def source_of(target: Target) -> str:
@@ -160,161 +197,35 @@ def source_of(target: Target) -> str:
         return target.caller
     where = f"{Path(place.file).name}:{place.line}"
     try:
-        nodes = [node for node in ast.walk(_tree(place.file)) if _key(node) == _key_of(place)]
-    except (CannotRewrite, SyntaxError):
-        nodes = []
-    return f"{ast.unparse(nodes[0])} ({where})" if nodes else where
-
-
-def drops_result(target: Target) -> bool:
-    """Tell whether the call is a statement, made only for what it does to its argument."""
-    place = target.place
-    if place is None:
-        return False
-    try:
-        return (place.line, place.column) in _statements(place.file)
+        tree = _tree(place.file, _text(place.file))
     except CannotRewrite:
-        return False
+        return where
+    node = next((node for node in ast.walk(tree) if key_of_node(node) == key_of_place(place)), None)
+    return where if node is None else f"{ast.unparse(node)} ({where})"
 
 
-@functools.lru_cache(maxsize=8)
-def _statements(file: str) -> frozenset[tuple[int | None, int | None]]:
-    nodes = (node for node in ast.walk(_tree(file)) if isinstance(node, ast.Expr))
-    return frozenset((n.end_lineno, n.end_col_offset) for n in nodes)
-
-
-_Key = tuple[int, int, tuple[int, int] | None]  # line and column of the end; start of an operator
-
-
-def _key_of(place: Place) -> _Key:
-    return place.line, place.column, place.start
-
-
-def _key(node: ast.AST) -> _Key | None:
-    """Return what tells the place of an expression, or of a statement such as ``x *= y``."""
-    if not isinstance(node, ast.expr | ast.AugAssign) or not hasattr(node, "lineno"):
-        return None
-    start = None if isinstance(node, ast.Call) else (node.lineno, node.col_offset)
-    return node.end_lineno or 0, node.end_col_offset or 0, start
-
-
-class _Editor(ast.NodeTransformer):
-    """Changes the calls and expressions at the given places."""
-
-    def __init__(self, edits: dict[_Key, tuple[Target, str]]) -> None:
-        self.edits = edits
-
-    def visit(self, node: ast.AST) -> Any:
-        """Replace one expression, or go on with what ``node`` holds."""
-        key = _key(node)
-        edit = self.edits.get(key) if key is not None else None
-        if key is None or edit is None or not edit[0].expression:
-            return super().visit(node)
-        del self.edits[key]
-        assert isinstance(node, ast.expr | ast.AugAssign)
-        target, attribute = edit
-        given = self.visit(_operand(node, target))
-        function = ast.Attribute(ast.Name("self", ast.Load()), attribute, ast.Load())
-        new = ast.Call(function, [given], [])
-        if isinstance(node, ast.AugAssign):
-            return ast.Assign([node.target], new)
-        if target.inplace and isinstance(given, ast.Name):
-            return ast.NamedExpr(ast.Name(given.id, ast.Store()), new)
-        return new
-
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        """Replace one call."""
-        self.generic_visit(node)
-        edit = self.edits.pop((node.end_lineno or 0, node.end_col_offset or 0, None), None)
-        if edit is None:
-            return node
-        target, attribute = edit
-        function = ast.Attribute(ast.Name("self", ast.Load()), attribute, ast.Load())
-        if target.module is not None:
-            return ast.Call(function, node.args, node.keywords)
-        given = _input(node, target)
-        new = ast.Call(function, [given], [])
-        if _is_inplace(node, target) and isinstance(given, ast.Name):
-            # What the variable holds changed too: keep that.
-            return ast.NamedExpr(ast.Name(given.id, ast.Store()), new)
-        return new
-
-    def visit_Expr(self, node: ast.Expr) -> ast.stmt:
-        """Replace a call whose result is dropped: it was made for what it does to its argument."""
-        call = node.value
-        is_call = isinstance(call, ast.Call)
-        key = (node.end_lineno or 0, node.end_col_offset or 0, None)
-        edit = self.edits.get(key) if is_call else None
-        new = self.generic_visit(node)
-        assert isinstance(new, ast.Expr)
-        if edit is None or not isinstance(new.value, ast.Call):
-            return new
-        given = new.value.args[0]
-        if not isinstance(given, ast.Attribute | ast.Subscript | ast.Name):
-            raise CannotRewrite(f"{edit[0].caller} drops the result of {ast.unparse(new)}")
-        place = copy.deepcopy(given)
-        place.ctx = ast.Store()
-        return ast.Assign([place], new.value)
-
-
-def _input(node: ast.Call, target: Target) -> ast.expr:
-    """Return the expression that the function is applied to."""
-    if target.method and isinstance(node.func, ast.Attribute):
-        return node.func.value
-    if node.args and not isinstance(node.args[0], ast.Starred):
-        return node.args[0]
-    for keyword in node.keywords:
-        if keyword.arg == "input":
-            return keyword.value
-    raise CannotRewrite(f"{target.caller} passes its input by * or **")
-
-
-def _operand(node: ast.expr | ast.AugAssign, target: Target) -> ast.expr:
-    """Return the source of the tensor that an expression is a function of."""
-    assigned = [part for part in ast.walk(node) if isinstance(part, ast.NamedExpr)]
-    given = _found_operand(node, target)
-    for part in assigned:
-        if isinstance(given, ast.Name) and given.id == part.target.id:
-            given = part
-    if any(part not in list(ast.walk(given)) for part in assigned):
-        raise CannotRewrite(f"{target.caller} assigns a variable inside of {ast.unparse(node)}")
-    return given
-
-
-def _found_operand(node: ast.expr | ast.AugAssign, target: Target) -> ast.expr:
-    operand = target.operand
-    if operand is not None and operand.name is not None:
-        return ast.Name(operand.name, ast.Load())
-    if operand is not None and operand.place is not None:
-        for part in ast.walk(node):
-            if _key(part) != _key_of(operand.place):
-                continue
-            if isinstance(part, ast.BinOp):
-                sides = [side for side in (part.left, part.right) if not _is_number(side)]
-                if len(sides) == 1:
-                    return sides[0]
-            if isinstance(part, ast.UnaryOp):
-                return part.operand
-            if isinstance(part, ast.Call):
-                is_method = operand.method and isinstance(part.func, ast.Attribute)
-                values = [part.func.value, *part.args] if is_method else part.args  # type: ignore[attr-defined]
-                if operand.index < len(values) and not isinstance(values[0], ast.Starred):
-                    return values[operand.index]
-    text = f"{target.kind} is written by hand"
-    raise CannotRewrite(f"{text}, and {source_of(target)} does not hold its input under one name")
-
-
-def _is_number(node: ast.expr) -> bool:
-    if isinstance(node, ast.UnaryOp):
-        return _is_number(node.operand)
-    return isinstance(node, ast.Constant)
-
-
-def _is_inplace(node: ast.Call, target: Target) -> bool:
-    return target.inplace or any(
-        k.arg == "inplace" and isinstance(k.value, ast.Constant) and k.value.value is True
-        for k in node.keywords
-    )
+def _edited_source(cls: type, name: str, edits: Mapping[Target, str]) -> str:
+    """Return the source of the method with the calls changed, under the name it is found by."""
+    code = _code_of(inspect.getattr_static(cls, name))
+    assert code is not None
+    definition = copy.deepcopy(_definition(code))
+    definition.name = name
+    parameters = [*definition.args.posonlyargs, *definition.args.args]
+    owner = parameters[0].arg if parameters else "self"
+    places = {key_of_place(t.place): (t, a) for t, a in edits.items() if t.place}
+    editor = Editor(owner, places)
+    editor.visit(definition)
+    if editor.edits:
+        kinds = ", ".join(target.kind for target, _ in editor.edits.values())
+        raise CannotRewrite(f"{code.co_qualname} makes no plain call of {kinds} there")
+    private = [
+        node.attr
+        for node in ast.walk(definition)
+        if isinstance(node, ast.Attribute) and node.attr[:2] == "__" != node.attr[-2:]
+    ]
+    if private:
+        raise CannotRewrite(f"{code.co_qualname} uses the private name {private[0]}")
+    return ast.unparse(ast.fix_missing_locations(definition))
 
 
 def _subclass(base: type[nn.Module], sources: Mapping[str, str]) -> type[nn.Module]:
@@ -334,23 +245,53 @@ def _subclass(base: type[nn.Module], sources: Mapping[str, str]) -> type[nn.Modu
 
 
 def _compiled(base: type, name: str, text: str) -> Callable[..., Any]:
-    """Compile a method in the scope of the one it replaces."""
+    """Compile a method in the scope of the one it replaces, and give it that one's defaults."""
     home = next(cls for cls in base.__mro__ if name in vars(cls))
-    old = inspect.unwrap(vars(home)[name])
+    old: Any = inspect.unwrap(vars(home)[name])
     cells = dict(zip(old.__code__.co_freevars, old.__closure__ or (), strict=True))
-    scope = {free: cell.cell_contents for free, cell in cells.items()} | {"__class__": home}
-    body = "\n".join(f"    {line}" for line in text.split("\n"))
-    source = f"def scope({', '.join(scope)}):\n{body}\n    return {name}\n"
     file = f"<polyvision {base.__qualname__}.{name} {next(_SERIAL)}>"
-    # Tracebacks and torch.jit look here for the text.
-    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    flags = old.__code__.co_flags & __future__.annotations.compiler_flag
-    namespace: dict[str, Any] = {}
+
+    def like_old(made: Any) -> Any:
+        for attribute in (*functools.WRAPPER_ASSIGNMENTS, "__defaults__", "__kwdefaults__"):
+            setattr(made, attribute, getattr(old, attribute))
+        made.__qualname__ = f"{home.__qualname__}.{name}"
+        return made
+
     try:
-        code = compile(source, file, "exec", flags, dont_inherit=True)
-    except SyntaxError as error:
-        raise CannotRewrite(f"{base.__qualname__}.{name} would not be Python: {error}") from error
-    exec(code, old.__globals__, namespace)
-    made: Callable[..., Any] = namespace["scope"](**scope)
-    made.__qualname__ = f"{home.__qualname__}.{name}"
+        scope = {free: cell.cell_contents for free, cell in cells.items()} | {"__class__": home}
+        scope[_LIKE_OLD] = like_old
+        body = "\n".join(f"    {line}" for line in text.split("\n"))
+        source = f"def scope({', '.join(scope)}):\n{body}\n    return {name}\n"
+        # Tracebacks and torch.jit look here for the text.
+        linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+        flags = old.__code__.co_flags & _FUTURES
+        namespace: dict[str, Any] = {}
+        code = compile(_bare(ast.parse(source)), file, "exec", flags, dont_inherit=True)
+        exec(code, old.__globals__, namespace)
+        made: Callable[..., Any] = namespace["scope"](**scope)
+    except Exception as error:  # an empty cell, a decorator that only the class knows, ...
+        raise CannotRewrite(
+            f"{base.__qualname__}.{name} cannot be compiled outside of its class: {error}"
+        ) from error
     return made
+
+
+def _bare(tree: ast.Module) -> ast.Module:
+    """Take the defaults and annotations from the method, which its class may be needed to evaluate.
+
+    A decorator of ours puts back those of the old method, before the other decorators see it.
+    """
+    scope = tree.body[0]
+    assert isinstance(scope, ast.FunctionDef)
+    method = scope.body[0]
+    assert isinstance(method, ast.FunctionDef)
+    given, nothing = method.args, ast.Constant(None)
+    given.defaults = [nothing for _ in given.defaults]
+    given.kw_defaults = [default and nothing for default in given.kw_defaults]
+    every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+    for argument in every:
+        if argument is not None:
+            argument.annotation = None
+    method.returns = None
+    method.decorator_list.append(ast.Name(_LIKE_OLD, ast.Load()))
+    return ast.fix_missing_locations(tree)

@@ -18,7 +18,7 @@ from typing import Literal, get_args
 import torch
 from torch import nn
 
-from polyvision.errors import PolyvisionError
+from polyvision.errors import PolyvisionError, first_line
 from polyvision.models.calls import Call, Target, Tracer
 from polyvision.models.functions import is_activation_module, is_bounded, is_whole_norm
 from polyvision.models.inputs import Inputs, other_sizes
@@ -118,17 +118,22 @@ def find_uses(
     try:
         evaluated = [tracer.run(inputs, training=False)]
     except Exception as error:  # whatever a foreign forward raises
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise PolyvisionError(
             f"{type(model).__name__} cannot be traced on inputs of shape {inputs.describe()}: "
-            f"{reason}. Choose another input size or pass inputs=."
+            f"{first_line(error)}. {inputs.advice()}"
         ) from error
     others = other_sizes(inputs) if need_dim else []
-    evaluated += _runs(tracer, others, training=False)
-    trained = _runs(tracer, [inputs], training=True)
+    notes: list[str] = []
+    evaluated += _runs(tracer, others, notes=notes)
+    not_searched = "not searched in training mode"
+    trained = _runs(tracer, [inputs], training=True, notes=notes, otherwise=not_searched)
     if trained and set(trained[0]) - set(evaluated[0]):  # auxiliary heads
-        trained += _runs(tracer, others, training=True)
-    notes = [] if trained else ["the network could not be run in training mode: not searched there"]
+        trained += _runs(tracer, others, training=True, notes=notes)
+    if tracer.made_up:
+        notes.append(
+            "what the network runs depends on values, which were made up to search it: see whether "
+            "all its activations are listed"
+        )
     every = {**evaluated[0], **(trained[0] if trained else {})}
     modules = {target.module for target in every if target.module is not None}
     # A module that is an activation as a whole may contain others.
@@ -150,14 +155,23 @@ def find_uses(
     return uses, idle, notes
 
 
-def _runs(tracer: Tracer, sizes: Sequence[Inputs], *, training: bool) -> list[_Calls]:
-    """Run every size that the network accepts."""
-    runs = []
+def _runs(
+    tracer: Tracer,
+    sizes: Sequence[Inputs],
+    *,
+    training: bool = False,
+    notes: list[str],
+    otherwise: str = "feature dimensions rest on one size and on the neighbouring layers",
+) -> list[_Calls]:
+    """Run every size that the network accepts; note what follows where it accepts none."""
+    runs, refused = [], ""
     for inputs in sizes:
         try:
             runs.append(tracer.run(inputs, training=training))
-        except Exception:  # a network of fixed size refuses others, in its own way
-            continue
+        except Exception as error:  # a network of fixed size refuses others, in its own way
+            refused = f"{inputs.describe()}: {first_line(error)}"
+    if refused and not runs:
+        notes.append(f"{otherwise}: the network refuses inputs of shape {refused}")
     return runs
 
 

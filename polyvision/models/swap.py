@@ -11,14 +11,16 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
 
 from polyvision.activations import activation_info, activation_names, create_activation
-from polyvision.errors import PolyvisionError, unknown
-from polyvision.models.calls import Target, Tracer
+from polyvision.activations.registry import Kind
+from polyvision.errors import PolyvisionError, first_line, some, unknown
+from polyvision.models.calls import HOOKS, Call, Target, Tracer, hooks_of
 from polyvision.models.choice import Select, choose
 from polyvision.models.functions import is_activation_module, is_whole_norm
 from polyvision.models.inputs import Inputs, example_inputs
-from polyvision.models.rewrite import CannotRewrite, drops_result, rewritten_class, source_of
+from polyvision.models.rewrite import CannotRewrite, rewritten_class, source_of
 from polyvision.models.save_pretrained import guard_save_pretrained
 from polyvision.models.sites import Use, find_uses
 from polyvision.models.swap_report import Kept, Site, SwapReport
@@ -30,7 +32,7 @@ OnLeftover = Literal["error", "warn", "ignore"]
 
 def swap_activations(
     model: nn.Module,
-    act: str,
+    act: str | Callable[..., nn.Module],
     *,
     inputs: Tensor | Sequence[Any] | Mapping[str, Any] | Inputs | None = None,
     include: Select | Iterable[Select] | None = None,
@@ -55,7 +57,8 @@ def swap_activations(
 
     Args:
         model: any network, on any device including meta; not yet compiled or scripted.
-        act: a registered activation that takes one input.
+        act: a registered activation that takes one input, or a class (``nn.Mish``) or function that
+            builds a new module at each call. One that is not registered counts as pointwise.
         inputs: what ``model`` takes: a tensor, a tuple of arguments or a dictionary of keywords, of
             which only shapes and dtypes matter. Not needed for most models of timm, torchvision and
             transformers.
@@ -80,17 +83,16 @@ def swap_activations(
         >>> model[1], [site.dim for site in report.sites], [gate.name for gate in report.gates]
         (PolyNorm(order=2, eps=1e-06, dim=1), [1], ['3'])
     """
-    check_activation(act, options, place=type(model).__name__)
     if on_leftover not in get_args(OnLeftover):
         raise unknown("on_leftover", str(on_leftover), get_args(OnLeftover))
     _check_model(model)
+    activation = _activation_of(act, options, place=type(model).__name__)
     if inputs is None:
         inputs = example_inputs(model)
     elif not isinstance(inputs, Inputs):
         inputs = Inputs.of(inputs)
     before = sum(p.numel() for p in model.parameters())
-    need_dim = activation_info(act).kind == "normalising"
-    uses, idle, notes = find_uses(model, inputs, need_dim=need_dim)
+    uses, idle, notes = find_uses(model, inputs, need_dim=activation.kind == "normalising")
     chosen, kept = choose(model, uses, include, exclude)
     kept += [Kept(name, kind, "never called") for name, kind in idle.items()]
     kept += [
@@ -98,12 +100,12 @@ def swap_activations(
         for name, module in model.named_modules()
         if is_whole_norm(module)
     ]
-    edit = _Edit(model, act, options)
+    edit = _Edit(model, activation)
     leftovers = edit.prepare(chosen, uses)
     edit.apply()
     try:
-        leftovers += _audit(model, inputs, edit.done)
-        _settle(leftovers, on_leftover, type(model).__name__, act)
+        leftovers += _audit(model, activation.name, inputs, edit.done)
+        _settle(leftovers, on_leftover, type(model).__name__, activation.name)
     except BaseException:
         edit.undo()
         raise
@@ -111,13 +113,90 @@ def swap_activations(
     if edit.done:
         notes += guard_save_pretrained(model, coefficients=added > 0)
     return SwapReport(
-        activation=act,
+        activation=activation.name,
         sites=tuple(_site(use) for use in edit.done),
         kept=tuple(kept),
         leftovers=tuple(leftovers),
         parameters_added=added,
-        notes=tuple(notes),
+        notes=(*notes, *edit.notes),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Activation:
+    """What to put into every site: its name for messages, and how it is built."""
+
+    name: str
+    kind: Kind
+    build: Callable[..., nn.Module]
+    accepts: frozenset[str]  # keywords, among them those that only the site knows
+
+    def at(self, use: Use) -> nn.Module:
+        """Build the activation of one site."""
+        keywords: dict[str, Any] = {}
+        if self.kind == "normalising":
+            if use.dim is None:
+                raise PolyvisionError(
+                    f"activation site {use.name!r} {use.no_dim}; exclude it or choose a pointwise "
+                    "activation"
+                )
+            keywords["dim"] = use.dim
+        place: dict[str, Any] = {"device": use.device}
+        if use.dtype.is_floating_point:
+            place["dtype"] = use.dtype
+        keywords |= {key: value for key, value in place.items() if key in self.accepts}
+        return self.build(**keywords).to(**place)
+
+
+def _activation_of(
+    act: str | Callable[..., nn.Module], options: Mapping[str, Any], *, place: str
+) -> _Activation:
+    """Find the activation that a name, a class or a function means."""
+    named = act if isinstance(act, str) else None
+    for name in activation_names():
+        if activation_info(name).factory is act:
+            named = name
+    if named is not None:
+        check_activation(named, options, place=place)
+        info = activation_info(named)
+        build = partial(create_activation, named, **options)
+        return _Activation(named, info.kind, build, _keywords(info.factory))
+    valid = ", ".join(activation_names("pointwise", "normalising", "stochastic"))
+    wanted = f"a name ({valid}), or a class or function that builds a new module at each call"
+    if isinstance(act, nn.Module) or not callable(act):
+        raise PolyvisionError(f"act must be {wanted}, got {' '.join(repr(act).split())}")
+    called = getattr(act, "__name__", type(act).__name__)
+    try:
+        made, other = act(**options), act(**options)
+    except Exception as error:  # whatever a foreign constructor raises
+        text = f"{called}({', '.join(options)}) failed: {first_line(error)}"
+        raise PolyvisionError(f"{text}. act must be {wanted}") from error
+    if not isinstance(made, nn.Module) or made is other:
+        built = "the same module twice" if isinstance(made, nn.Module) else repr(made)
+        raise PolyvisionError(f"act must be {wanted}, but {called}() gives {built}")
+    accepts, kind = _keywords(act), _kind_of(made, place)
+    if kind == "normalising" and "dim" not in accepts:
+        raise PolyvisionError(
+            f"{called}() builds a {type(made).__name__}, which needs the feature dimension of its "
+            "site: pass the class, or a function that takes dim"
+        )
+    return _Activation(type(made).__name__, kind, partial(act, **options), accepts)
+
+
+def _kind_of(module: nn.Module, place: str) -> Kind:
+    """Return the kind of the registered class of ``module``; any other counts as pointwise."""
+    for info in map(activation_info, activation_names()):
+        if inspect.isclass(info.factory) and isinstance(module, info.factory):
+            check_activation(info.name, {}, place=place)
+            return info.kind
+    return "pointwise"
+
+
+def _keywords(factory: Callable[..., nn.Module]) -> frozenset[str]:
+    try:
+        return frozenset(inspect.signature(factory).parameters)
+    except ValueError:  # some functions of C have none
+        return frozenset()
 
 
 def check_activation(act: str, options: Mapping[str, Any], *, place: str) -> None:
@@ -147,6 +226,11 @@ def _check_model(model: nn.Module) -> None:
         raise PolyvisionError(
             f"{kind}: swap the activations of the plain network, then compile or script it"
         )
+    lazy = [n for n, p in model.named_parameters() if isinstance(p, UninitializedTensorMixin)]
+    if lazy:
+        raise PolyvisionError(
+            f"{kind}: {some(lazy)} get their shapes in the first forward pass; run the network once"
+        )
     if is_activation_module(model):
         raise PolyvisionError(f"the model is itself an activation, {kind}; there is no place in it")
 
@@ -154,12 +238,13 @@ def _check_model(model: nn.Module) -> None:
 class _Edit:
     """The changes to a network: prepared whole, then made, and undone if the audit fails."""
 
-    def __init__(self, model: nn.Module, act: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, model: nn.Module, activation: _Activation) -> None:
         self.done: list[Use] = []
+        self.notes: list[str] = []
         self._model = model
-        self._act = act
-        self._options = dict(options)
-        self._modules: list[tuple[nn.Module, str, nn.Module]] = []  # parent, attribute, new
+        self._activation = activation
+        # Parent, attribute, new module, and the child of the parent that runs before it.
+        self._modules: list[tuple[nn.Module, str, nn.Module, str | None]] = []
         self._classes: list[tuple[nn.Module, type[nn.Module]]] = []
         self._undo: list[Callable[[], None]] = []
 
@@ -176,14 +261,14 @@ class _Edit:
                 left.append(Kept(use.name, use.kind, reason))
             elif use.name in names and not use.keeps_shape:
                 left.append(Kept(use.name, use.kind, "its output has another shape than its input"))
-            elif use.name in names and not use.rewritten and any(map(drops_result, use.targets)):
+            elif use.name in names and not use.rewritten and any(t.dropped for t in use.targets):
                 reason = f"{target.caller} drops its result: it relies on a change in place"
                 left.append(Kept(use.name, use.kind, reason))
             elif use.name in names and use.rewritten and target.place is None:
                 reason = f"called in {target.caller}, which is no method of a module"
                 left.append(Kept(use.name, use.kind, reason))
             elif use.name in names:
-                new[use.name] = self._build(use)
+                new[use.name] = self._activation.at(use)
                 self.done.append(use)
             elif use.rewritten and target.module in names:
                 # It shares a module that is replaced, and itself stays: it takes the old one along.
@@ -195,11 +280,26 @@ class _Edit:
                 left.append(kept)
                 del new[kept.name]
         self.done = [use for use in self.done if use.name in new]
+        places = {use.name: use.targets[0].place for use in uses}
         for name, module in new.items():
             parent, _, attribute = name.rpartition(".")
-            place = self._model.get_submodule(parent)
-            self._modules.append((place, attribute, module.train(place.training)))
+            owner = self._model.get_submodule(parent)
+            after = getattr(places[name], "after", None)
+            self._modules.append((owner, attribute, module.train(owner.training), after))
+        hooked = [n or "the network" for n, m in self._model.named_modules() if any(hooks_of(m))]
+        if hooked:
+            self.notes.append(f"hooks are not run while activations are looked for: {some(hooked)}")
+        self.notes += [note for use in self.done for note in self._about_hooks(use)]
         return left
+
+    def _about_hooks(self, use: Use) -> list[str]:
+        """Say where hooks of the user go."""
+        module = use.targets[0].module
+        if module is None or not any(hooks_of(self._model.get_submodule(module))):
+            return []
+        if use.rewritten:
+            return [f"{use.name} is called in place of {module}, but has none of its hooks"]
+        return [f"the hooks of {module} are on the new module"]
 
     def _rewrite(self, owner: nn.Module, uses: Sequence[Use]) -> list[Kept]:
         """Rewrite what can be rewritten of the calls that one module makes."""
@@ -217,31 +317,21 @@ class _Edit:
             self._classes.append((owner, new))
         return left
 
-    def _build(self, use: Use) -> nn.Module:
-        """Build the activation of one site."""
-        keywords = dict(self._options)
-        accepted = inspect.signature(activation_info(self._act).factory).parameters
-        if activation_info(self._act).kind == "normalising":
-            if use.dim is None:
-                raise PolyvisionError(
-                    f"activation site {use.name!r} {use.no_dim}; exclude it or choose a pointwise "
-                    "activation"
-                )
-            keywords["dim"] = use.dim
-        if "device" in accepted:
-            keywords["device"] = use.device
-        if "dtype" in accepted and use.dtype.is_floating_point:
-            keywords["dtype"] = use.dtype
-        return create_activation(self._act, **keywords)
-
     def apply(self) -> None:
         """Make the prepared changes."""
         for owner, cls in self._classes:
             self._undo.append(partial(setattr, owner, "__class__", type(owner)))
             owner.__class__ = cls
-        for parent, attribute, new in self._modules:
-            self._undo.append(partial(_restore, parent, attribute, parent._modules.get(attribute)))
-            parent._modules[attribute] = new
+        behind: dict[tuple[nn.Module, str | None], str] = {}  # the last one put behind a child
+        for parent, attribute, new, after in self._modules:
+            old = parent._modules.get(attribute)
+            self._undo.append(partial(_restore, parent, attribute, old))
+            if old is None:
+                _insert(parent, attribute, new, behind.get((parent, after), after))
+                behind[parent, after] = attribute
+            else:
+                parent._modules[attribute] = new
+                _take_hooks(old, new)
             _leave_fast_path(parent, self._undo)
 
     def undo(self) -> None:
@@ -257,6 +347,25 @@ def _restore(parent: nn.Module, attribute: str, module: nn.Module | None) -> Non
         parent._modules[attribute] = module
 
 
+def _insert(parent: nn.Module, attribute: str, new: nn.Module, after: str | None) -> None:
+    """Add a child behind the one that runs before it, where ``children()`` has no other meaning."""
+    children = list(parent._modules)
+    parent._modules[attribute] = new
+    if isinstance(parent, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+        return  # their places are their names
+    start = children.index(after) + 1 if after in children else 0
+    for name in children[start:]:
+        parent._modules[name] = parent._modules.pop(name)
+
+
+def _take_hooks(old: nn.Module, new: nn.Module) -> None:
+    """Give ``new`` the hooks of ``old``: the same dictionaries, so that handles stay good."""
+    if any(hooks_of(old)):
+        for name in HOOKS:
+            vars(new)[f"_{name}"] = vars(old)[f"_{name}"]
+        new._is_full_backward_hook = old._is_full_backward_hook
+
+
 def _leave_fast_path(owner: nn.Module, undo: list[Callable[[], None]]) -> None:
     """Keep torch's encoder layer from a fused kernel that would compute its old activation."""
     flag = getattr(owner, "activation_relu_or_gelu", 0)
@@ -265,20 +374,29 @@ def _leave_fast_path(owner: nn.Module, undo: list[Callable[[], None]]) -> None:
         setattr(owner, "activation_relu_or_gelu", 0)  # noqa: B010 - mypy takes it for a module
 
 
-def _audit(model: nn.Module, inputs: Inputs, uses: Sequence[Use]) -> list[Kept]:
+def _audit(model: nn.Module, act: str, inputs: Inputs, uses: Sequence[Use]) -> list[Kept]:
     """Trace the changed network: every new module must get the calls that its site had."""
-    tracer = Tracer(model)
-    calls = {
-        training: {
-            target.module: seen for target, seen in tracer.run(inputs, training=training).items()
-        }
-        for training in {use.training for use in uses}
-    }
+    tracer = Tracer(model, activations=[use.name for use in uses])
+    calls: dict[bool, dict[str | None, list[Call]]] = {}
+    for training in {use.training for use in uses}:
+        try:
+            seen = tracer.run(inputs, training=training)
+        except Exception as error:  # whatever a foreign forward raises
+            raise PolyvisionError(
+                f"{type(model).__name__} does not run with {act}: {first_line(error)}. The model "
+                "is unchanged."
+            ) from error
+        now_called = calls.setdefault(training, {})
+        for target, found in seen.items():
+            now_called.setdefault(target.module, []).extend(found)
     left = []
     for use in uses:
-        now = len(calls[use.training].get(use.name, []))
-        if now != use.calls:
-            left.append(Kept(use.name, use.kind, f"the new module gets {now} of {use.calls} calls"))
+        now = calls[use.training].get(use.name, [])
+        if len(now) != use.calls:
+            reason = f"the new module gets {len(now)} of {use.calls} calls"
+            left.append(Kept(use.name, use.kind, reason))
+        elif not all(call.keeps_shape for call in now):
+            left.append(Kept(use.name, use.kind, "the new module changes the shape"))
     return left
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -54,12 +55,15 @@ def _timm(name: str) -> nn.Module:
 def _torchvision(name: str) -> nn.Module:
     from torchvision import models
 
-    known = models.list_models(module=models)
+    known = [known for known in models.list_models() if not known.startswith("quantized_")]
     if name not in known:
         raise _unknown("torchvision", name, known)
-    # Their slow default is announced to change.
-    fast = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
-    model: nn.Module = on_meta(lambda: models.get_model(name, **fast))
+    options: dict[str, Any] = {}
+    if name in ("googlenet", "inception_v3"):  # their slow default is announced to change
+        options["init_weights"] = False
+    if "weights_backbone" in inspect.signature(models.get_model_builder(name)).parameters:
+        options["weights_backbone"] = None  # networks for detection would download them
+    model: nn.Module = on_meta(lambda: models.get_model(name, **options))
     return model
 
 

@@ -168,7 +168,7 @@ def test_an_activation_written_by_hand_is_replaced_whole(
         ),
         (ByHand.unknown, "activation: x * torch.tanh(F.softplus(1.5 * x)) (test_flow.py:"),
         (ByHand.larger, "no known activation: torch.max(x, self.out(x)) (test_flow.py:"),
-        (ByHand.split, "relu2 is written by hand, and x * x (test_flow.py:"),
+        (ByHand.split, "relu2 is written by hand, and x * x does not hold its input"),
     ],
 )
 def test_what_is_no_known_activation_is_left_over_and_named(
