@@ -105,8 +105,9 @@ class _Grid(NamedTuple):
 
 
 def _grid() -> _Grid:
-    core = torch.arange(-240, 241, dtype=torch.float64) / 20
-    far = torch.tensor([20.0, 100.0, 1e3, 1e6], dtype=torch.float64)
+    # Values are needed, also where the default device is another one.
+    core = torch.arange(-240, 241, dtype=torch.float64, device="cpu") / 20
+    far = torch.tensor([20.0, 100.0, 1e3, 1e6], dtype=torch.float64, device="cpu")
     return _Grid(core, torch.cat((core, far, -far)))
 
 
@@ -168,7 +169,8 @@ def recognised(values: Tensor) -> str | None:
 def is_affine(values: Tensor) -> bool:
     """Tell whether these values on the grid are those of ``a x + b``."""
     core = values[: len(GRID.core)]
-    line = core[0] + (core[-1] - core[0]) * torch.linspace(0, 1, len(core), dtype=core.dtype)
+    share = torch.linspace(0, 1, len(core), dtype=core.dtype, device=core.device)
+    line = core[0] + (core[-1] - core[0]) * share
     return torch.allclose(core, line, rtol=_TOLERANCE, atol=_TOLERANCE)
 
 
