@@ -7,7 +7,6 @@ backward pass needs the input. Bad values raise ``ValueError``, since timm retri
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any, Literal
@@ -16,13 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from polyvision import functional
+from polyvision.activations.bases import base_function
 from polyvision.activations.coefficients import Polynomial, integer
 from polyvision.activations.registry import (
-    activation_names,
-    create_activation,
     register_activation,
 )
-from polyvision.errors import PolyvisionError, unknown
+from polyvision.errors import PolyvisionError
 
 __all__ = [
     "PolyCom",
@@ -34,22 +32,6 @@ __all__ = [
 ]
 
 _PAPER = "Zhuo et al. 2024, https://arxiv.org/abs/2411.03884"
-
-
-class _PReLU(nn.PReLU):
-    """PReLU in the dtype of its input, which PolyCom has widened, whatever that of the slope."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return nn.functional.prelu(input, self.weight.to(input.dtype))
-
-
-# Bases that the paper names beside ReLU and SiLU, which are registered, and the one that makes
-# PolyCom a plain polynomial.
-_PLAIN_BASES: dict[str, Callable[[], nn.Module]] = {
-    "identity": nn.Identity,
-    "prelu": _PReLU,
-    "sigmoid": nn.Sigmoid,
-}
 
 
 @register_activation(
@@ -346,7 +328,7 @@ class PolyCom(Polynomial):
         if kind not in ("I", "II"):
             raise PolyvisionError(f"PolyCom: kind must be 'I' or 'II', got {kind!r}")
         self.kind = kind
-        self.rho = _base(rho, device, dtype)
+        self.rho = base_function(rho, device, dtype)
 
     def function_name(self) -> str:
         """Name the function that the coefficients belong to, with base and kind."""
@@ -369,7 +351,8 @@ class PolyCom(Polynomial):
 
     def extra_repr(self) -> str:
         """Show the settings that the function depends on."""
-        rho = "" if isinstance(self.rho, nn.Module) else f"rho={_name(self.rho)}, "
+        name = getattr(self.rho, "__name__", None) or repr(self.rho)
+        rho = "" if isinstance(self.rho, nn.Module) else f"rho={name}, "
         return f"{rho}kind={self.kind!r}, order={self.order}" + (
             "" if self.bias is not None else ", bias=False"
         )
@@ -383,34 +366,3 @@ class PolyCom(Polynomial):
             )
         step: Tensor = x.tracer.create_proxy("call_module", name, (x,), {})
         return step
-
-
-def _name(function: Callable[[Tensor], Tensor]) -> str:
-    return getattr(function, "__name__", None) or repr(function)
-
-
-def _base(
-    rho: str | Callable[[Tensor], Tensor],
-    device: torch.device | str | None,
-    dtype: torch.dtype | None,
-) -> Callable[[Tensor], Tensor]:
-    """Return the function that ``rho`` names or is."""
-    registered = activation_names("pointwise")
-    bases = sorted({*registered, *_PLAIN_BASES})
-    if isinstance(rho, str):
-        if rho in _PLAIN_BASES and rho not in registered:
-            return _PLAIN_BASES[rho]().to(device=device, dtype=dtype)
-        if rho not in registered:
-            raise unknown("base (rho) of PolyCom", rho, bases)
-        return create_activation(rho).to(device=device, dtype=dtype)
-    if inspect.isclass(rho):
-        raise PolyvisionError(
-            f"PolyCom: rho must be a function or module, got the class {rho.__name__}; "
-            f"pass an instance: rho={rho.__name__}()"
-        )
-    if not callable(rho):
-        raise PolyvisionError(
-            f"PolyCom: rho must be a function or module of one tensor, or one of "
-            f"{', '.join(bases)}, got {rho!r}"
-        )
-    return rho

@@ -219,7 +219,10 @@ def check_registered(name: str, folder: Path) -> None:
     except PolyvisionError:
         origin = None
     if origin is None:
-        activation_info(name)  # raises
+        try:
+            activation_info(name)
+        except PolyvisionError as error:
+            raise PolyvisionError(f"{folder}: {error}") from error
     text = f"{folder}: its activation {name!r} is not registered in this process"
     if all(map(str.isidentifier, str(origin).split("."))):
         raise PolyvisionError(

@@ -21,8 +21,8 @@ __all__ = ["start_from"]
 # What may differ between two transformers that compute the same from the same tensors.
 _FREE_SHAPE = {"activation", "activation_options", "context", "checkpointing"}
 # Options of an activation that coefficients trained with other values still fit: PolyPReLU's slope
-# is only the initial one.
-_FREE_ACT = {"eps", "slope"}
+# is only the initial one, and so are the coefficients that ``init`` names.
+_FREE_ACT = {"eps", "slope", "init"}
 _FREE_SHAPE |= {"init_std", "init_cutoff", "init_depth_scaled"}
 
 

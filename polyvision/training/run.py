@@ -28,6 +28,7 @@ import polyvision
 from polyvision.activations import activation_origin
 from polyvision.data.lock import only_writer
 from polyvision.errors import PolyvisionError, looked_for
+from polyvision.models.saved import check_registered
 from polyvision.training.children import SWEEP_VARIABLE
 from polyvision.training.compose import completed
 from polyvision.training.schema import Config
@@ -346,7 +347,10 @@ def _refusal(folder: Path, differences: list[tuple[str, Any, Any]]) -> Polyvisio
 def _settings(recorded: Path) -> dict[str, Any]:
     content = _read(recorded, yaml.safe_load)
     try:
+        check_registered(str(content["act"]["name"]), recorded.parent)
         return completed(content)
+    except PolyvisionError:
+        raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise PolyvisionError(
             f"{recorded} is damaged: it does not say which activation the run has"

@@ -76,6 +76,7 @@ def test_coefficients_of_another_function_are_dropped_whole(old, new, said, tmp_
     [
         ({"eps": 1e-6}, {"eps": 1e-5}),
         ({"activation": "polyprelu", "slope": 0.1}, {"activation": "polyprelu"}),
+        ({"activation": "polyrelu", "init": "base"}, {"activation": "polyrelu"}),
         ({"order": 3}, {}),
     ],
 )

@@ -43,11 +43,12 @@ def own(tmp_path, monkeypatch, train):
     sys.modules.pop("own_acts")
 
 
-def test_what_reads_it_says_what_to_import(own, tmp_path, capsys):
+def test_what_reads_it_says_what_to_import(own, tmp_path, capsys, train):
     for read, place in (
         (load_model, own),
         (load_model, tmp_path / "export"),
         (restore.load_model, own),
+        (lambda folder: train("language", "act=relu", f"resume={folder}"), own),
     ):
         with pytest.raises(PolyvisionError, match="'mine' is not registered in this proc"):
             read(place)
