@@ -192,7 +192,7 @@ def build_task(config: Config) -> Task:
             "tokenizer.json": tokenizer,
             "network.json": json.dumps(network_to_plain(network), indent=2) + "\n",
             # The loader knows the training data by itself.
-            "validation.json": json.dumps({"fingerprint": data.val.fingerprint()}) + "\n",
+            "validation_data.json": json.dumps({"fingerprint": data.val.fingerprint()}) + "\n",
         },
         named_val=dict(data.named),
     )

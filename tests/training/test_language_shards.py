@@ -74,7 +74,7 @@ def test_a_validation_part_that_was_edited_is_refused_on_resume(overrides, small
     for name, content in first.files.items():
         (folder / name).write_text(content, encoding="utf-8")
     check_files(plan, first)
-    with pytest.raises(PolyvisionError, match=r"its validation\.json is not what the data gives"):
+    with pytest.raises(PolyvisionError, match=r"its validation_data\.json is not what the data"):
         check_files(plan, second)
 
 
