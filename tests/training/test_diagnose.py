@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -13,8 +14,10 @@ from polyvision.activations import create_activation
 from polyvision.data.images import collate
 from polyvision.models.vision import create_vision_model
 from polyvision.training import vision
+from polyvision.training.compose import compose
 from polyvision.training.diagnose import advice, find_non_finite
 from polyvision.training.module import NonFiniteError, TaskModule
+from polyvision.training.session import run_task
 
 
 class Poison(torch.autograd.Function):
@@ -181,6 +184,24 @@ def test_resnet50_with_polyrelu_is_told_what_helps_and_it_does(images):
         if finding is not None:
             assert finding.place.startswith("first non-finite output: layer")
             assert "act.init=base" in advice(finding, model, step=0, narrow=False)
+
+
+@pytest.mark.slow
+def test_the_command_that_the_error_names_trains(tmp_path):
+    words = ["act=polyrelu", "trainer.max_steps=20", "trainer.log_every_n_steps=1"]
+    words += [f"run_root={tmp_path}", "trainer.accelerator=cpu"]
+    for more, sound in (([], False), (["act.init=base"], True)):
+        (config,) = compose("vision", [*words, *more])
+        if sound:
+            run_task(config, vision.build_task)
+        else:
+            with pytest.raises(NonFiniteError, match=r"step 0: .*Try act\.init=base"):
+                run_task(config, vision.build_task)
+    (metrics,) = tmp_path.glob("vision/*/*/polyrelu-initbase/seed0/metrics.jsonl")
+    rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    losses = [row["train/loss"] for row in rows if "train/loss" in row]
+    assert len(losses) == 20
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
 
 
 @pytest.mark.parametrize("place", ["blocks.0.ffn.up", "blocks.1.attention.out", "head"])
