@@ -27,7 +27,7 @@ def lasting_output() -> None:
 
 
 def _lasting(stream: io.TextIOWrapper) -> io.TextIOWrapper:
-    raw = _Lasting(stream.fileno(), "w", closefd=False)
+    raw = _Lasting(stream)
     with contextlib.suppress(OSError):
         stream.flush()
     return io.TextIOWrapper(
@@ -48,7 +48,10 @@ def say_error(error: Exception) -> None:
 class _Lasting(io.FileIO):
     """Drop what cannot be written, and say so once."""
 
-    _said = False
+    def __init__(self, stream: io.TextIOWrapper) -> None:
+        super().__init__(stream.fileno(), "w", closefd=False)
+        self._stream = stream  # which would close the file if it were dropped
+        self._said = False
 
     def write(self, data: Any) -> int:
         """Write, or do nothing."""
