@@ -128,6 +128,12 @@ def test_a_second_ctrl_c_stops_at_once(stopped, capsys):
 
 
 @pytest.mark.slow
+def test_ctrl_c_after_another_signal_saves_too(stopped, capsys):
+    check_equal(*stopped("training_step", lambda self, *_: self.global_step == 3, [TERM, INT]))
+    assert "interrupted at step 4: go on with" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_signals_during_a_save_wait_for_it(stopped, capsys):
     saves = itertools.count()
     when = lambda *_: next(saves) == 1  # noqa: E731 - of step 4
@@ -153,6 +159,31 @@ def test_a_step_may_be_split_anew(stopped, capsys):
         )
         assert steps == tuple(step for step, _ in series(whole, tag))
         assert values == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "ends", "code"),
+    [
+        ([TERM], False, TERM),
+        ([TERM, INT], False, TERM),
+        ([TERM, TERM, INT, USR1], False, TERM),
+        ([INT, TERM], False, INT),
+        ([INT, INT], True, INT),
+        ([TERM, INT, INT], True, TERM),
+    ],
+)
+def test_only_a_second_ctrl_c_ends_a_run_without_a_save(numbers, ends, code, capfd):
+    stopping = Stopping()
+    for number in numbers[:-1]:
+        stopping._receive(number, None)
+    if ends:
+        with pytest.raises(KeyboardInterrupt):
+            stopping._receive(numbers[-1], None)
+    else:
+        stopping._receive(numbers[-1], None)
+    assert stopping.number == code
+    hints = capfd.readouterr().err.count("Ctrl-C again stops at once")
+    assert hints == (INT in numbers)
 
 
 def test_what_is_ignored_stays_ignored(monkeypatch):
