@@ -152,6 +152,14 @@ def test_card_tells_command_plan_and_environment(train, tmp_path, monkeypatch):
     assert "| activation | polynorm in 1 feed-forward networks |" in card
 
 
+def test_what_no_locale_could_read_is_written(tmp_path):
+    board = Board(tmp_path / "run", purge_step=None)
+    board.describe({"data": "b\udcc3\udcbcch", "seed": 1}, ["val/loss"], "of b\udcc3\udcbcch", 0)
+    accumulator = EventAccumulator(str(tmp_path / "run")).Reload()
+    (card,) = accumulator.Tensors("run/text_summary")
+    assert card.tensor_proto.string_val[0].decode() == "of b\u00fcch"
+
+
 def test_card_survives_a_pipe_and_no_repository():
     card = run_card({"command": ["x"], "git": None, "gpus": []}, [("a", "b | c")])
     assert card.endswith("| a | b &#124; c |\n| git | unknown |\n| gpus | none |\n")
