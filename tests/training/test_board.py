@@ -11,7 +11,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from polyvision.activations import create_activation
 from polyvision.training import figures as figures_module
 from polyvision.training import monitor
-from polyvision.training.board import overlay_layout, run_card
+from polyvision.training.board import Board, overlay_layout, run_card
 from polyvision.training.figures import SITES_PER_FIGURE, activation_curves, site_curve
 from polyvision.training.module import TaskModule
 
