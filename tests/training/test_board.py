@@ -11,7 +11,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from polyvision.activations import create_activation
 from polyvision.training import figures as figures_module
 from polyvision.training import monitor
-from polyvision.training.board import overlay_layout, run_card
+from polyvision.training.board import Board, overlay_layout, run_card
 from polyvision.training.figures import SITES_PER_FIGURE, activation_curves, site_curve
 from polyvision.training.module import TaskModule
 
@@ -150,6 +150,14 @@ def test_card_tells_command_plan_and_environment(train, tmp_path, monkeypatch):
     assert card.startswith("    train_lm.py act=polynorm 'data.path=a b'\n\n|")
     assert f"| torch | {torch.__version__} |" in card
     assert "| activation | polynorm in 1 feed-forward networks |" in card
+
+
+def test_what_no_locale_could_read_is_written(tmp_path):
+    board = Board(tmp_path / "run", purge_step=None)
+    board.describe({"data": "b\udcc3\udcbcch", "seed": 1}, ["val/loss"], "of b\udcc3\udcbcch", 0)
+    accumulator = EventAccumulator(str(tmp_path / "run")).Reload()
+    (card,) = accumulator.Tensors("run/text_summary")
+    assert card.tensor_proto.string_val[0].decode() == "of b\u00fcch"
 
 
 def test_card_survives_a_pipe_and_no_repository():

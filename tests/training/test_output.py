@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 import pytest
 from tensorboard.compat.proto.event_pb2 import Event
@@ -73,6 +74,21 @@ def test_the_trainers_print_so(monkeypatch):
     monkeypatch.setattr(app, "_main", lambda task: called.append(task))
     app.main("language")
     assert called == ["output", "language"]
+
+
+@pytest.mark.parametrize("options", [[], ["-m"], ["--multirun"]])
+def test_the_runs_of_a_sweep_know_that_they_are(options, monkeypatch):
+    monkeypatch.setenv("POLYVISION_SWEEP", "")  # to be put back
+    monkeypatch.delenv("POLYVISION_SWEEP")
+    monkeypatch.setattr(sys, "argv", ["train_lm.py", *options, "seed=1"])
+    monkeypatch.setattr(app, "_check", lambda *_: None)
+    seen = []
+    monkeypatch.setattr(app, "_sweep", lambda *_: seen.append(os.environ["POLYVISION_SWEEP"]) or 0)
+    monkeypatch.setattr(app.hydra, "main", lambda **_: lambda job: lambda: None)
+    with suppress(SystemExit):
+        app.main("language")
+    assert seen == (["1"] if options else [])
+    assert ("POLYVISION_SWEEP" in os.environ) == bool(options)
 
 
 def test_an_error_of_another_rank_comes_after_its_traceback(capsys):

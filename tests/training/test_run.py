@@ -57,6 +57,13 @@ def test_auto_takes_the_latest_run_and_starts_one_if_there_is_none(config):
     assert plan_run(dataclasses.replace(config, resume="auto")).checkpoint == second.last
 
 
+def test_a_run_root_that_the_locale_cannot_read_is_refused(config):
+    with pytest.raises(
+        PolyvisionError, match=r"run_root='r\\udcc3\\udcbcns' is not .* PYTHONUTF8=1"
+    ):
+        plan_run(dataclasses.replace(config, run_root="r\udcc3\udcbcns"))
+
+
 def changed(config, lr, **more):
     recipe = dataclasses.replace(config.recipe, lr=lr)
     return dataclasses.replace(config, recipe=recipe, **more)

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = {"vision": "train_vision.py", "language": "train_lm.py"}
@@ -102,3 +103,58 @@ def test_two_processes_compute_what_one_does(overrides, tmp_path):
     assert len(list(tmp_path.glob("two/*/*/*/*/*"))) == 1
     losses = [[r["val/loss"] for r in rows_of(f) if "val/loss" in r] for f in folders]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_locale_of_ascii_fails_no_run(overrides, tmp_path):
+    text = tmp_path / "b\u00fcch.txt"
+    text.write_text("Call me \U0001f600 Ishmael \u2014 gr\u00fc\u00dfe.\n" * 600, encoding="utf-8")
+    given = [o for o in overrides["language"] if not o.startswith("data.path")]
+    given += [f"data.path='{text}'", "trainer.max_steps=3"]
+    output = finish(start("language", *given, LC_ALL="C", PYTHONUTF8="0"))
+    assert "Sample\n" in output
+    assert "\\u" in output
+    assert len(list(tmp_path.glob("runs/*/*/*/*/*/summary.json"))) == 1
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_without_the_reader_of_its_output(overrides, tmp_path):
+    process = start("language", *overrides["language"], "trainer.max_steps=6")
+    assert process.stdout.readline() == "Plan\n"
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert process.wait(timeout=300) == 0, errors
+    assert errors.count("going on without it") == 1
+    assert len(list(tmp_path.glob("runs/*/*/*/*/*/summary.json"))) == 1
+
+
+@pytest.mark.slow
+def test_a_stopped_sweep_over_any_key_goes_on(overrides, tmp_path):
+    command = [*overrides["language"], "trainer.max_steps=40", "-m", "recipe.lr=1e-3,2e-3,3e-3"]
+    process = start("language", *command)
+    while process.poll() is None and not list(tmp_path.glob("runs/*/*/*/*/seed0-2/metrics.jsonl")):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 143
+    assert "1 of 3 runs were not started; the same command with resume=auto goes on" in errors
+    finish(start("language", *command, "resume=auto"))
+    (parent,) = {path.parent for path in tmp_path.glob("runs/*/*/*/*/seed0")}
+    found = {
+        folder.name: yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        for folder in parent.iterdir()
+        if (folder / "summary.json").exists()
+    }
+    rates = {name: config["recipe"]["lr"] for name, config in found.items()}
+    assert rates == {"seed0": 1e-3, "seed0-2": 2e-3, "seed0-3": 3e-3}
+
+
+@pytest.mark.slow
+def test_of_three_starts_at_once_one_trains(overrides, tmp_path):
+    command = [*overrides["language"], "trainer.max_steps=200", "trainer.max_epochs=40"]
+    processes = [start("language", *command, "resume=auto") for _ in range(3)]
+    ends = [(process.communicate(timeout=500)[1], process.returncode) for process in processes]
+    assert sorted(code for _, code in ends) == [0, 2, 2], ends
+    refused = [errors for errors, code in ends if code]
+    assert all(errors.startswith("error: ") and errors.count("\n") == 1 for errors in refused)
+    assert [path.name for path in tmp_path.glob("runs/*/*/*/*/*")] == ["seed0"]
