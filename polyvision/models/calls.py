@@ -50,7 +50,7 @@ HOOKS = (
     *("forward_pre_hooks", "forward_pre_hooks_with_kwargs"),
     *("backward_hooks", "backward_pre_hooks"),
 )
-_TO_NUMPY = {Tensor.numpy, Tensor.__array__}
+_TO_NUMPY: set[Any] = {Tensor.numpy, Tensor.__array__}
 _CACHE = 0  # the code of the empty operations that follow a call
 _SUMS = {torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__}
 
@@ -222,7 +222,8 @@ class Tracer:
         self._calls: dict[Target, list[Call]] = {}
         self._shifted: dict[int, Tensor] = {}  # sums with 3, by id; the tensors are kept alive
 
-    def _leave(self, name: str, *_: Any) -> None:
+    def _leave(self, name: str, *hooked: Any) -> None:
+        """Note that a module has run, for itself and those that hold it."""
         owner, rest = "", name
         while rest:
             child, _, rest = rest.partition(".")

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from polyvision.activations import activation_info, activation_names, create_activation
 from polyvision.activations.registry import Kind
@@ -218,7 +218,7 @@ def _check_model(model: nn.Module) -> None:
         raise PolyvisionError(
             f"{kind}: swap the activations of the plain network, then compile or script it"
         )
-    lazy = [n for n, p in model.named_parameters() if isinstance(p, UninitializedTensorMixin)]
+    lazy = [n for n, p in model.named_parameters() if is_lazy(p)]
     if lazy:
         raise PolyvisionError(
             f"{kind}: {some(lazy)} get their shapes in the first forward pass; run the network once"
@@ -272,9 +272,8 @@ class _Edit:
         places = {use.name: use.targets[0].place for use in uses}
         for name, module in new.items():
             parent, _, attribute = name.rpartition(".")
-            owner = self._model.get_submodule(parent)
-            after = getattr(places[name], "after", None)
-            self._modules.append((owner, attribute, module.train(owner.training), after))
+            place, after = self._model.get_submodule(parent), getattr(places[name], "after", None)
+            self._modules.append((place, attribute, module.train(place.training), after))
         hooked = [n or "the network" for n, m in self._model.named_modules() if any(hooks_of(m))]
         if hooked:
             self.notes.append(f"hooks are not run while activations are looked for: {some(hooked)}")
