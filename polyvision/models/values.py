@@ -28,7 +28,7 @@ _UNTOLD = (
 )
 
 
-class MadeUpValues(TorchDispatchMode):
+class MadeUpValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answers where a fake tensor cannot: a mode to enter after the fake one.
 
     Args:
@@ -41,7 +41,7 @@ class MadeUpValues(TorchDispatchMode):
     """
 
     def __init__(self, number: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.number = number
         self.used = False
         self.read = False
