@@ -145,7 +145,8 @@ class Tracer:
                     self._recorded.flow.give(tensor)
             with _Functions(self, values):
                 self._twin(*args, **kwargs)
-        calls = self._recorded.in_order()
+        with torch.device("cpu"):  # expressions are recognised by their values
+            calls = self._recorded.in_order()
         self.absorbed |= self._recorded.absorbed
         return calls
 

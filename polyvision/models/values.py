@@ -79,7 +79,7 @@ class MadeUpValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _with_values(tensor: Tensor) -> Tensor:
     """Return ones, or in floating point 1, 2, 3, ... in each row, which are boxes with an area."""
-    row = torch.ones(tensor.shape[-1:], dtype=tensor.dtype)
+    row = torch.ones(tensor.shape[-1:], dtype=tensor.dtype, device="cpu")
     if tensor.is_floating_point():
         row = row.cumsum(-1) if row.ndim else row
     return row.expand(tensor.shape)
