@@ -60,7 +60,7 @@ HOOKS = (
     *("forward_pre_hooks", "forward_pre_hooks_with_kwargs"),
     *("backward_hooks", "backward_pre_hooks"),
 )
-_TO_NUMPY = {Tensor.numpy, Tensor.__array__}
+_TO_NUMPY: set[Any] = {Tensor.numpy, Tensor.__array__}
 _CACHE = 0  # the code of the empty operations that follow a call
 
 
@@ -145,7 +145,8 @@ class Tracer:
                     self._recorded.flow.give(tensor)
             with _Functions(self, values):
                 self._twin(*args, **kwargs)
-        calls = self._recorded.in_order()
+        with torch.device("cpu"):  # expressions are recognised by their values
+            calls = self._recorded.in_order()
         self.absorbed |= self._recorded.absorbed
         return calls
 
@@ -178,7 +179,8 @@ class Tracer:
         self._recorded = Recorded(self._model, self._layouts, self._parameters, self._values)
         self._ran_last: dict[str, str] = {}  # name of a module -> its child that ran last
 
-    def _leave(self, name: str, *_: Any) -> None:
+    def _leave(self, name: str, *hooked: Any) -> None:
+        """Note that a module has run, for itself and those that hold it."""
         owner, rest = "", name
         while rest:
             child, _, rest = rest.partition(".")

@@ -6,15 +6,12 @@ import ast
 import copy
 from typing import Any
 
+from polyvision.models.source import CannotRewrite
 from polyvision.models.target import Place, Target
 
-__all__ = ["CannotRewrite", "Editor", "Key", "key_of_node", "key_of_place"]
+__all__ = ["Editor", "Key", "key_of_node", "key_of_place"]
 
 Key = tuple[int, int, tuple[int, int] | None]  # line and column of the end; start of an operator
-
-
-class CannotRewrite(Exception):
-    """Why a call cannot be given a module; the text completes "not replaced: ..."."""
 
 
 def key_of_place(place: Place) -> Key:

@@ -113,7 +113,7 @@ def _grid() -> _Grid:
 
 GRID = _grid()
 _TOLERANCE = 1e-5
-# hardtanh is not among them: x.clamp(-1, 1) is more often the range of a result.
+# hardtanh is not among them: x.clamp(-1, 1) or x.clamp(0, width) is the range of a result.
 _FORMS: dict[str, tuple[Callable[[Tensor], Tensor], ...]] = {
     "relu": (F.relu,),
     "silu": (F.silu,),
@@ -145,7 +145,7 @@ def recognised(values: Tensor) -> str | None:
     if not core.isfinite().all() or is_affine(values):
         return None
     at = dict(zip(GRID.points.tolist(), values.tolist(), strict=True))
-    slope, half, most = -at[-1.0], at[0.0], at[1e3]
+    slope, half = -at[-1.0], at[0.0]
     alpha = -at[-1e3] if math.isfinite(at[-1e3]) else -at[-12.0]
     families: dict[str, list[Callable[[Tensor], Tensor]]] = {k: [*v] for k, v in _FORMS.items()}
     if 0 < slope < 1:
@@ -154,8 +154,6 @@ def recognised(values: Tensor) -> str | None:
         families["elu"] = [lambda x: F.elu(x, alpha), lambda x: F.celu(x, alpha)]
     if half > 0:
         families["softplus"] = [lambda x: F.softplus(x, math.log(2) / half)]
-    if 1 < most < math.inf and most != 6:
-        families["clipped_relu"] = [lambda x: F.hardtanh(x, 0.0, most)]
     for kind, functions in families.items():
         for function in functions:
             expected = function(GRID.points)
@@ -182,8 +180,14 @@ def is_monotone(values: Tensor) -> bool:
 
 def is_between_bounds(values: Tensor) -> bool:
     """Tell whether these values on the grid do not grow far away."""
-    finite = values[values.isfinite()]
-    return bool(finite.abs().max() <= 2 * values[: len(GRID.core)].abs().max() + 1)
+    if values.isinf().any():
+        return False
+    at = dict(zip(GRID.points.tolist(), values.abs().tolist(), strict=True))
+    near, far = max(at[1e3], at[-1e3]), max(at[1e6], at[-1e6])
+    if math.isnan(near) or math.isnan(far):  # a quotient of exponentials
+        finite = values[values.isfinite()]
+        return bool(finite.abs().max() <= 2 * values[: len(GRID.core)].abs().max() + 1)
+    return far <= 1.5 * near + 1
 
 
 def is_defined(values: Tensor) -> bool:

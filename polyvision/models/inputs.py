@@ -107,9 +107,10 @@ def _of_transformers(model: nn.Module) -> Inputs | None:
     A model of images and texts side by side (CLIP) gets both; where images stand for tokens of the
     text (LLaVA) it gets a text without images. A decoder gets a text of its own (T5).
     """
-    main, config = getattr(model, "main_input_name", None), getattr(model, "config", None)
+    main = getattr(model, "main_input_name", None)
     if main not in ("pixel_values", "input_ids"):
         return None
+    config: Any = getattr(model, "config", None)
     text = torch.zeros(2, 16, dtype=torch.int64, device="meta")
     takes = inspect.signature(model.forward).parameters
     given = {name: text for name in (main, "decoder_input_ids") if name in takes}

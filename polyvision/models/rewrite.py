@@ -10,7 +10,6 @@ which pickles as its base and the new source.
 """
 
 from __future__ import annotations
-import __future__
 
 import ast
 import copy
@@ -18,17 +17,15 @@ import functools
 import inspect
 import itertools
 import linecache
-import operator
-import sys
-import tokenize
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
 from torch import nn
 
-from polyvision.models.editor import CannotRewrite, Editor, key_of_node, key_of_place
+from polyvision.models.editor import Editor, key_of_node, key_of_place
+from polyvision.models.source import FUTURES, CannotRewrite, definition_of, tree_of, with_inner
 from polyvision.models.target import Target
 
 __all__ = ["CannotRewrite", "attribute_for", "rewritten_class", "source_of"]
@@ -36,10 +33,6 @@ __all__ = ["CannotRewrite", "attribute_for", "rewritten_class", "source_of"]
 _SERIAL = itertools.count()
 _KNOWN: dict[tuple[Any, ...], type[nn.Module]] = {}
 _LIKE_OLD = "polyvision_like_old"
-# The flags of ``from __future__ import ...`` in the code of a function.
-_FUTURES = functools.reduce(
-    operator.or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
-)
 
 
 class _Rewritten:
@@ -113,81 +106,8 @@ def _code_of(value: Any) -> CodeType | None:
     return function.__code__ if isinstance(function, FunctionType) else None
 
 
-def _with_inner(code: CodeType) -> Iterator[CodeType]:
-    """Yield ``code`` and the code of all functions that are written inside of it."""
-    yield code
-    for const in code.co_consts:
-        if isinstance(const, CodeType):
-            yield from _with_inner(const)
-
-
 def _last_line(code: CodeType) -> int:
-    return max(line or 0 for inner in _with_inner(code) for *_, line in inner.co_lines())
-
-
-def _text(file: str) -> str:
-    """Return what ``file`` says now; cells of notebooks are known to linecache only."""
-    try:
-        with tokenize.open(file) as source:
-            return source.read()
-    except (OSError, SyntaxError, UnicodeDecodeError):
-        text = "".join(linecache.getlines(file))
-    if not text:
-        raise CannotRewrite(f"the source of {file} cannot be read")
-    return text
-
-
-@functools.lru_cache(maxsize=8)
-def _tree(file: str, text: str) -> ast.Module:
-    try:
-        return ast.parse(text)
-    except (SyntaxError, ValueError) as error:
-        raise CannotRewrite(f"{file} is no Python any more: {error}") from error
-
-
-@functools.lru_cache(maxsize=8)
-def _codes(file: str, text: str, flags: int, rewriter: Any) -> dict[tuple[str, int], CodeType]:
-    """Compile ``text``; return all functions in it by qualified name and first line."""
-    tree = _tree(file, text)
-    if rewriter is not None:
-        tree = copy.deepcopy(tree)
-        rewriter(tree, text.encode())
-    whole = compile(tree, file, "exec", flags, dont_inherit=True)
-    return {(code.co_qualname, code.co_firstlineno): code for code in _with_inner(whole)}
-
-
-def _definition(code: CodeType) -> ast.FunctionDef:
-    """Return the syntax tree of the function that ``code`` was compiled from.
-
-    Raises:
-        CannotRewrite: there is none, or the source is not that of the code that runs.
-    """
-    file = code.co_filename
-    text = _text(file)
-    flags = code.co_flags & _FUTURES
-    # pytest compiles the assert statements of test files into code of its own.
-    by_pytest = any("@pytest_ar" in inner.co_names for inner in _with_inner(code))
-    rewriter = sys.modules["_pytest.assertion.rewrite"].rewrite_asserts if by_pytest else None
-    now = _codes(file, text, flags, rewriter).get((code.co_qualname, code.co_firstlineno))
-    if now is None or not _same(code, now):
-        raise CannotRewrite(
-            f"{code.co_qualname} does not run what {file} says now: the file has changed since it "
-            "was imported; restart Python, or reload the module and build the model again"
-        )
-    for node in ast.walk(_tree(file, text)):
-        if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
-            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            if first == code.co_firstlineno:
-                return node
-    raise CannotRewrite(f"{code.co_qualname} is not written as a def")
-
-
-def _same(one: CodeType, other: CodeType) -> bool:
-    """Tell whether two code objects do the same at the same places of their files."""
-    return one == other and all(
-        list(a.co_positions()) == list(b.co_positions())
-        for a, b in zip(_with_inner(one), _with_inner(other), strict=True)
-    )
+    return max(line or 0 for inner in with_inner(code) for *_, line in inner.co_lines())
 
 
 def source_of(target: Target) -> str:
@@ -197,7 +117,7 @@ def source_of(target: Target) -> str:
         return target.caller
     where = f"{Path(place.file).name}:{place.line}"
     try:
-        tree = _tree(place.file, _text(place.file))
+        tree = tree_of(place.file)
     except CannotRewrite:
         return where
     node = next((node for node in ast.walk(tree) if key_of_node(node) == key_of_place(place)), None)
@@ -208,7 +128,7 @@ def _edited_source(cls: type, name: str, edits: Mapping[Target, str]) -> str:
     """Return the source of the method with the calls changed, under the name it is found by."""
     code = _code_of(inspect.getattr_static(cls, name))
     assert code is not None
-    definition = copy.deepcopy(_definition(code))
+    definition = copy.deepcopy(definition_of(code))
     definition.name = name
     parameters = [*definition.args.posonlyargs, *definition.args.args]
     owner = parameters[0].arg if parameters else "self"
@@ -264,7 +184,7 @@ def _compiled(base: type, name: str, text: str) -> Callable[..., Any]:
         source = f"def scope({', '.join(scope)}):\n{body}\n    return {name}\n"
         # Tracebacks and torch.jit look here for the text.
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-        flags = old.__code__.co_flags & _FUTURES
+        flags = old.__code__.co_flags & FUTURES
         namespace: dict[str, Any] = {}
         code = compile(_bare(ast.parse(source)), file, "exec", flags, dont_inherit=True)
         exec(code, old.__globals__, namespace)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -11,21 +9,20 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
-from polyvision.activations import activation_info, activation_names, create_activation
-from polyvision.activations.registry import Kind
 from polyvision.errors import PolyvisionError, first_line, some, unknown
 from polyvision.models.calls import HOOKS, Call, Target, Tracer, hooks_of
 from polyvision.models.choice import Select, choose
 from polyvision.models.functions import is_activation_module, is_whole_norm
 from polyvision.models.inputs import Inputs, example_inputs
+from polyvision.models.replacement import Replacement, replacement
 from polyvision.models.rewrite import CannotRewrite, rewritten_class, source_of
 from polyvision.models.save_pretrained import guard_save_pretrained
 from polyvision.models.sites import Use, find_uses
 from polyvision.models.swap_report import Kept, Site, SwapReport
 
-__all__ = ["OnLeftover", "check_activation", "swap_activations"]
+__all__ = ["OnLeftover", "swap_activations"]
 
 OnLeftover = Literal["error", "warn", "ignore"]
 
@@ -86,7 +83,7 @@ def swap_activations(
     if on_leftover not in get_args(OnLeftover):
         raise unknown("on_leftover", str(on_leftover), get_args(OnLeftover))
     _check_model(model)
-    activation = _activation_of(act, options, place=type(model).__name__)
+    activation = replacement(act, options, place=type(model).__name__)
     if inputs is None:
         inputs = example_inputs(model)
     elif not isinstance(inputs, Inputs):
@@ -115,107 +112,11 @@ def swap_activations(
     return SwapReport(
         activation=activation.name,
         sites=tuple(_site(use) for use in edit.done),
-        kept=tuple(kept),
+        kept=(*kept, *edit.kept),
         leftovers=tuple(leftovers),
         parameters_added=added,
         notes=(*notes, *edit.notes),
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Activation:
-    """What to put into every site: its name for messages, and how it is built."""
-
-    name: str
-    kind: Kind
-    build: Callable[..., nn.Module]
-    accepts: frozenset[str]  # keywords, among them those that only the site knows
-
-    def at(self, use: Use) -> nn.Module:
-        """Build the activation of one site."""
-        keywords: dict[str, Any] = {}
-        if self.kind == "normalising":
-            if use.dim is None:
-                raise PolyvisionError(
-                    f"activation site {use.name!r} {use.no_dim}; exclude it or choose a pointwise "
-                    "activation"
-                )
-            keywords["dim"] = use.dim
-        place: dict[str, Any] = {"device": use.device}
-        if use.dtype.is_floating_point:
-            place["dtype"] = use.dtype
-        keywords |= {key: value for key, value in place.items() if key in self.accepts}
-        return self.build(**keywords).to(**place)
-
-
-def _activation_of(
-    act: str | Callable[..., nn.Module], options: Mapping[str, Any], *, place: str
-) -> _Activation:
-    """Find the activation that a name, a class or a function means."""
-    named = act if isinstance(act, str) else None
-    for name in activation_names():
-        if activation_info(name).factory is act:
-            named = name
-    if named is not None:
-        check_activation(named, options, place=place)
-        info = activation_info(named)
-        build = partial(create_activation, named, **options)
-        return _Activation(named, info.kind, build, _keywords(info.factory))
-    valid = ", ".join(activation_names("pointwise", "normalising", "stochastic"))
-    wanted = f"a name ({valid}), or a class or function that builds a new module at each call"
-    if isinstance(act, nn.Module) or not callable(act):
-        raise PolyvisionError(f"act must be {wanted}, got {' '.join(repr(act).split())}")
-    called = getattr(act, "__name__", type(act).__name__)
-    try:
-        made, other = act(**options), act(**options)
-    except Exception as error:  # whatever a foreign constructor raises
-        text = f"{called}({', '.join(options)}) failed: {first_line(error)}"
-        raise PolyvisionError(f"{text}. act must be {wanted}") from error
-    if not isinstance(made, nn.Module) or made is other:
-        built = "the same module twice" if isinstance(made, nn.Module) else repr(made)
-        raise PolyvisionError(f"act must be {wanted}, but {called}() gives {built}")
-    accepts, kind = _keywords(act), _kind_of(made, place)
-    if kind == "normalising" and "dim" not in accepts:
-        raise PolyvisionError(
-            f"{called}() builds a {type(made).__name__}, which needs the feature dimension of its "
-            "site: pass the class, or a function that takes dim"
-        )
-    return _Activation(type(made).__name__, kind, partial(act, **options), accepts)
-
-
-def _kind_of(module: nn.Module, place: str) -> Kind:
-    """Return the kind of the registered class of ``module``; any other counts as pointwise."""
-    for info in map(activation_info, activation_names()):
-        if inspect.isclass(info.factory) and isinstance(module, info.factory):
-            check_activation(info.name, {}, place=place)
-            return info.kind
-    return "pointwise"
-
-
-def _keywords(factory: Callable[..., nn.Module]) -> frozenset[str]:
-    try:
-        return frozenset(inspect.signature(factory).parameters)
-    except ValueError:  # some functions of C have none
-        return frozenset()
-
-
-def check_activation(act: str, options: Mapping[str, Any], *, place: str) -> None:
-    """Check the name and the names of the options.
-
-    Raises:
-        PolyvisionError: unknown, or gated, which fits no site of one input.
-    """
-    info = activation_info(act)
-    if info.kind == "gated":
-        valid = activation_names("pointwise", "normalising", "stochastic")
-        raise PolyvisionError(
-            f"{act} is gated: it needs two inputs and fits the feed-forward network of a language "
-            f"model only. For {place} choose one of: {', '.join(valid)}."
-        )
-    fields = [field.name for field in dataclasses.fields(info.options)]
-    for option in options:
-        if option not in fields:
-            raise unknown(f"option of activation {act!r}", option, fields)
 
 
 def _check_model(model: nn.Module) -> None:
@@ -226,7 +127,7 @@ def _check_model(model: nn.Module) -> None:
         raise PolyvisionError(
             f"{kind}: swap the activations of the plain network, then compile or script it"
         )
-    lazy = [n for n, p in model.named_parameters() if isinstance(p, UninitializedTensorMixin)]
+    lazy = [n for n, p in model.named_parameters() if is_lazy(p)]
     if lazy:
         raise PolyvisionError(
             f"{kind}: {some(lazy)} get their shapes in the first forward pass; run the network once"
@@ -238,9 +139,10 @@ def _check_model(model: nn.Module) -> None:
 class _Edit:
     """The changes to a network: prepared whole, then made, and undone if the audit fails."""
 
-    def __init__(self, model: nn.Module, activation: _Activation) -> None:
+    def __init__(self, model: nn.Module, activation: Replacement) -> None:
         self.done: list[Use] = []
         self.notes: list[str] = []
+        self.kept: list[Kept] = []
         self._model = model
         self._activation = activation
         # Parent, attribute, new module, and the child of the parent that runs before it.
@@ -264,6 +166,9 @@ class _Edit:
             elif use.name in names and not use.rewritten and any(t.dropped for t in use.targets):
                 reason = f"{target.caller} drops its result: it relies on a change in place"
                 left.append(Kept(use.name, use.kind, reason))
+            elif use.name in names and target.place is None and _is_clamp(target):
+                reason = f"a clamp in {target.caller}, which is no method of a module"
+                self.kept.append(Kept(use.name, use.kind, reason))
             elif use.name in names and use.rewritten and target.place is None:
                 reason = f"called in {target.caller}, which is no method of a module"
                 left.append(Kept(use.name, use.kind, reason))
@@ -283,9 +188,8 @@ class _Edit:
         places = {use.name: use.targets[0].place for use in uses}
         for name, module in new.items():
             parent, _, attribute = name.rpartition(".")
-            owner = self._model.get_submodule(parent)
-            after = getattr(places[name], "after", None)
-            self._modules.append((owner, attribute, module.train(owner.training), after))
+            place, after = self._model.get_submodule(parent), getattr(places[name], "after", None)
+            self._modules.append((place, attribute, module.train(place.training), after))
         hooked = [n or "the network" for n, m in self._model.named_modules() if any(hooks_of(m))]
         if hooked:
             self.notes.append(f"hooks are not run while activations are looked for: {some(hooked)}")
@@ -338,6 +242,11 @@ class _Edit:
         """Put everything back."""
         while self._undo:
             self._undo.pop()()
+
+
+def _is_clamp(target: Target) -> bool:
+    """Tell whether a function is spelled as limits, as those of boxes to their image."""
+    return target.expression and target.kind in ("relu", "relu6", "clipped_relu", "hardtanh")
 
 
 def _restore(parent: nn.Module, attribute: str, module: nn.Module | None) -> None:

@@ -28,7 +28,7 @@ _UNTOLD = (
 )
 
 
-class MadeUpValues(TorchDispatchMode):
+class MadeUpValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answers where a fake tensor cannot: a mode to enter after the fake one.
 
     Args:
@@ -41,7 +41,7 @@ class MadeUpValues(TorchDispatchMode):
     """
 
     def __init__(self, number: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.number = number
         self.used = False
         self.read = False
@@ -79,7 +79,7 @@ class MadeUpValues(TorchDispatchMode):
 
 def _with_values(tensor: Tensor) -> Tensor:
     """Return ones, or in floating point 1, 2, 3, ... in each row, which are boxes with an area."""
-    row = torch.ones(tensor.shape[-1:], dtype=tensor.dtype)
+    row = torch.ones(tensor.shape[-1:], dtype=tensor.dtype, device="cpu")
     if tensor.is_floating_point():
         row = row.cumsum(-1) if row.ndim else row
     return row.expand(tensor.shape)

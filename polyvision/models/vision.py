@@ -22,7 +22,8 @@ from torch import nn
 
 from polyvision.errors import PolyvisionError, unknown
 from polyvision.models.inputs import image_inputs
-from polyvision.models.swap import OnLeftover, check_activation, swap_activations
+from polyvision.models.replacement import check_activation
+from polyvision.models.swap import OnLeftover, swap_activations
 from polyvision.models.swap_report import SwapReport
 from polyvision.models.weights import Loaded, load_pretrained
 

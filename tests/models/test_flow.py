@@ -114,6 +114,9 @@ class ByHand(nn.Module):
     def residual(self, x: Tensor) -> Tensor:
         return x + math.sqrt(2) * self.relu(x)
 
+    def clipped(self, x: Tensor) -> Tensor:
+        return self.relu(x.clamp(0, 300)).clamp(max=100)
+
     def gate(self, x: Tensor) -> Tensor:
         return self.relu(x) * torch.sigmoid(self.out(x))
 
@@ -183,13 +186,14 @@ def test_what_is_no_known_activation_is_left_over_and_named(
     assert "1 activations cannot be replaced" in str(caught.value)  # no part of it was
 
 
-@pytest.mark.parametrize("act", [ByHand.guarded_norm, ByHand.residual, ByHand.gate])
+@pytest.mark.parametrize("act", [ByHand.guarded_norm, ByHand.residual, ByHand.clipped, ByHand.gate])
 def test_norms_guards_and_gates_are_no_activations(
     act: Callable[[ByHand, Tensor], Tensor],
 ) -> None:
     report = swap_activations(network(act), "polynorm", inputs=IMAGE)
     assert [s.name for s in report.sites] == ["relu"]
-    assert [gate.was for gate in report.gates] == ["sigmoid()"] * (act is ByHand.gate)
+    gates = {ByHand.gate: ["sigmoid()"], ByHand.clipped: ["clamp()"]}.get(act, [])
+    assert [gate.was for gate in report.gates] == gates
 
 
 def test_the_input_of_an_expression_may_itself_hold_a_site() -> None:
@@ -411,3 +415,14 @@ def test_a_function_of_an_activation_does_not_hide_it() -> None:
     )
     assert [s.name for s in report.sites] == ["relu"]
     assert [left.name for left in report.leftovers] == ["sin"]
+
+
+def test_the_activation_of_bloom_is_one_site() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BloomConfig(vocab_size=20, hidden_size=16, n_layer=2, n_head=2)
+    inputs = {"input_ids": torch.zeros(2, 5, dtype=torch.int64)}
+    report = swap_activations(transformers.BloomModel(config), "polynorm", inputs=inputs)
+    assert [(s.name, s.was, s.dim) for s in report.sites] == [
+        (f"h.{i}.mlp.gelu_impl", "BloomGelu", -1) for i in range(2)
+    ]
+    assert report.kept == ()

@@ -150,7 +150,7 @@ EXPERTS = ("mixtral", "olmoe", "qwen3_moe", "deepseek_v3")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", (*IMAGES, *EXPERTS, "t5", "bart", "videomae", "detr"))
+@pytest.mark.parametrize("kind", [*IMAGES, *EXPERTS, "t5", "bart", "videomae", "detr"])
 def test_transformers(kind: str) -> None:
     pytest.importorskip("transformers")
     from polyvision.models.zoo import build_empty

@@ -51,6 +51,22 @@ def test_selection_by_value_hides_no_site(device: str) -> None:
         model(torch.rand(2, 3, 16, 16))
 
 
+def limited(x: Tensor) -> Tensor:
+    return x.clamp(min=0, max=32)
+
+
+def test_limits_set_outside_of_any_module_stay() -> None:
+    class Boxes(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return limited(super().forward(x))
+
+    report = swap_activations(Boxes(nn.Conv2d(3, 4, 1), nn.ReLU()), "polynorm", inputs=IMAGE)
+    assert [s.name for s in report.sites] == ["1"]
+    assert [(k.was, k.reason) for k in report.kept] == [
+        ("clipped_relu()", "a clamp in limited, which is no method of a module")
+    ]
+
+
 class Decides(nn.Module):
     def __init__(self) -> None:
         super().__init__()
