@@ -187,7 +187,7 @@ def is_between_bounds(values: Tensor) -> bool:
     if math.isnan(near) or math.isnan(far):  # a quotient of exponentials
         finite = values[values.isfinite()]
         return bool(finite.abs().max() <= 2 * values[: len(GRID.core)].abs().max() + 1)
-    return far <= 1.5 * near + 1
+    return bool(far <= 1.5 * near + 1)
 
 
 def is_defined(values: Tensor) -> bool:
