@@ -112,7 +112,7 @@ def swap_activations(
     return SwapReport(
         activation=activation.name,
         sites=tuple(_site(use) for use in edit.done),
-        kept=(*kept, *edit.kept),
+        kept=tuple(kept),
         leftovers=tuple(leftovers),
         parameters_added=added,
         notes=(*notes, *edit.notes),
@@ -142,7 +142,6 @@ class _Edit:
     def __init__(self, model: nn.Module, activation: Replacement) -> None:
         self.done: list[Use] = []
         self.notes: list[str] = []
-        self.kept: list[Kept] = []
         self._model = model
         self._activation = activation
         # Parent, attribute, new module, and the child of the parent that runs before it.
@@ -166,9 +165,6 @@ class _Edit:
             elif use.name in names and not use.rewritten and any(t.dropped for t in use.targets):
                 reason = f"{target.caller} drops its result: it relies on a change in place"
                 left.append(Kept(use.name, use.kind, reason))
-            elif use.name in names and target.place is None and _is_clamp(target):
-                reason = f"a clamp in {target.caller}, which is no method of a module"
-                self.kept.append(Kept(use.name, use.kind, reason))
             elif use.name in names and use.rewritten and target.place is None:
                 reason = f"called in {target.caller}, which is no method of a module"
                 left.append(Kept(use.name, use.kind, reason))
@@ -242,11 +238,6 @@ class _Edit:
         """Put everything back."""
         while self._undo:
             self._undo.pop()()
-
-
-def _is_clamp(target: Target) -> bool:
-    """Tell whether a function is spelled as limits, as those of boxes to their image."""
-    return target.expression and target.kind in ("relu", "relu6", "clipped_relu", "hardtanh")
 
 
 def _restore(parent: nn.Module, attribute: str, module: nn.Module | None) -> None:

@@ -62,9 +62,7 @@ def test_limits_set_outside_of_any_module_stay() -> None:
 
     report = swap_activations(Boxes(nn.Conv2d(3, 4, 1), nn.ReLU()), "polynorm", inputs=IMAGE)
     assert [s.name for s in report.sites] == ["1"]
-    assert [(k.was, k.reason) for k in report.kept] == [
-        ("clipped_relu()", "a clamp in limited, which is no method of a module")
-    ]
+    assert [(k.was, k.reason) for k in report.kept] == [("clamp()", "a gate")]
 
 
 class Decides(nn.Module):
