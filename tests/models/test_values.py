@@ -60,7 +60,8 @@ def test_limits_set_outside_of_any_module_stay() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return limited(super().forward(x))
 
-    report = swap_activations(Boxes(nn.Conv2d(3, 4, 1), nn.ReLU()), "polynorm", inputs=IMAGE)
+    model = Boxes(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1))
+    report = swap_activations(model, "polynorm", inputs=IMAGE)
     assert [s.name for s in report.sites] == ["1"]
     assert [(k.was, k.reason) for k in report.kept] == [
         ("clipped_relu()", "a clamp in limited, which is no method of a module")
