@@ -58,7 +58,7 @@ class RankError(PolyvisionError):
         self.details = details
 
 
-class Process(Protocol):
+class _Process(Protocol):
     """What ``Watch`` needs of a child process."""
 
     def poll(self) -> int | None:
@@ -135,12 +135,12 @@ class Watch:
         self.folder = folder
         self._ended = ended
         self._saving = saving
-        self._processes: list[Process] = []
+        self._processes: list[_Process] = []
         self._silent_since: dict[int, float] = {}
         self._closed = threading.Event()
         self._forget()
 
-    def begin(self, processes: Sequence[Process]) -> None:
+    def begin(self, processes: Sequence[_Process]) -> None:
         """Watch these processes, of ranks 1, 2, ..., until ``close``."""
         self._processes = list(processes)
         threading.Thread(target=self._look, daemon=True).start()
@@ -238,7 +238,7 @@ class Ranks(DDPStrategy):
 class _Launcher(_SubprocessScriptLauncher):
     """Lightning's launcher, whose own watch gets nothing to see."""
 
-    started: Callable[[Sequence[Process]], None] = staticmethod(lambda processes: None)
+    started: Callable[[Sequence[_Process]], None] = staticmethod(lambda processes: None)
     _ranks: Sequence[Any] = ()
 
     def _call_children_scripts(self) -> None:
