@@ -13,7 +13,7 @@ FILES = [
     *ROOT.glob("*.py"),
 ]
 # Functions of other libraries, or of ours, that open no text file of ours.
-_NO_TEXT = {"Image.open", "tarfile.open", "os.open"}
+_NO_TEXT = {"Image.open", "tarfile.open", "os.open", "tokenize.open"}
 
 
 def without_encoding(source: str) -> Iterator[int]:
