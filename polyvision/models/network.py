@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from polyvision.activations import activation_info, activation_names
 from polyvision.errors import PolyvisionError
 from polyvision.models.shape import MoEShape, TransformerShape
 from polyvision.models.transformer import Transformer
@@ -135,6 +136,15 @@ def network_to_plain(network: Network) -> dict[str, Any]:
     return {"task": network.task, **dataclasses.asdict(network)}
 
 
+def _with_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the activation's options that an earlier version did not have, with their defaults."""
+    values, name = dict(values), values["activation"]
+    if name in activation_names():
+        defaults = dataclasses.asdict(activation_info(name).options())
+        values["activation_options"] = {**defaults, **values["activation_options"]}
+    return values
+
+
 def network_from_plain(plain: Any, place: str) -> Network:
     """Read a description back.
 
@@ -149,9 +159,9 @@ def network_from_plain(plain: Any, place: str) -> Network:
         values = dict(plain)
         task = values.pop("task")
         if task == "vision":
-            return VisionNetwork(**values)
+            return VisionNetwork(**_with_options(values))
         if task == "language":
-            shape = dict(values.pop("shape"))
+            shape = _with_options(values.pop("shape"))
             moe = shape.pop("moe", None)
             experts = None if moe is None else MoEShape(**moe)
             return LanguageNetwork(TransformerShape(**shape, moe=experts), **values)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from polyvision.errors import PolyvisionError
+from polyvision.models.network import network_from_plain
 from polyvision.training.checkpoint import AtomicCheckpointIO
 from polyvision.training.run import Run
 from polyvision.training.task import Task
@@ -97,9 +99,17 @@ def check_files(plan: Run, task: Task) -> None:
         if (
             plan.checkpoint is not None
             and path.is_file()
-            and path.read_text(encoding="utf-8") != text
+            and not _same(name, path.read_text(encoding="utf-8"), text)
         ):
             raise PolyvisionError(
                 f"cannot resume {plan.folder}: its {name} is not what the data gives now. Use the "
                 f"same data, or leave resume= out to start a new run"
             )
+
+
+def _same(name: str, before: str, now: str) -> bool:
+    if name != "network.json":
+        return before == now
+    # An earlier version may not have written every option.
+    old, new = (network_from_plain(json.loads(text), name) for text in (before, now))
+    return old == new

@@ -1,5 +1,6 @@
 """Whole runs: the loss falls, a broken run goes on bitwise, guards stop what must not train."""
 
+import dataclasses
 import json
 import math
 from types import SimpleNamespace
@@ -9,6 +10,8 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from polyvision.models.network import LanguageNetwork, network_to_plain
+from polyvision.models.shape import TransformerShape
 from polyvision.training.callbacks import Console
 from polyvision.training.checkpoints import Checkpoints
 from polyvision.training.compose import compose
@@ -344,3 +347,20 @@ def test_other_classes_are_not_resumed(tmp_path):
     check_files(Run(tmp_path), other)  # a new run writes its own
     with pytest.raises(ValueError, match=r"its classes\.json is not what the data gives now"):
         check_files(run, other)
+
+
+def test_a_run_from_before_an_option_was_added_is_resumed(tmp_path):
+    shape = TransformerShape(vocab_size=16, context=8, width=8, layers=1, heads=1, ffn_hidden=8)
+
+    def text(**options):
+        network = LanguageNetwork(
+            dataclasses.replace(shape, activation="polyrelu", activation_options=options)
+        )
+        return json.dumps(network_to_plain(network))
+
+    (tmp_path / "network.json").write_text(text(order=3, bias=True), encoding="utf-8")
+    run = Run(tmp_path, checkpoint=tmp_path / "last.ckpt")
+    now = text(order=3, bias=True, init="equal")
+    check_files(run, SimpleNamespace(files={"network.json": now}))
+    with pytest.raises(ValueError, match=r"its network\.json is not"):
+        check_files(run, SimpleNamespace(files={"network.json": now.replace('"equal"', '"base"')}))
