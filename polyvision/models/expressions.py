@@ -79,7 +79,7 @@ class Expressions:
             if node.leaf is not None and node.leaf is not node:
                 if not node.users or any(user.leaf is not node.leaf for user in node.users):
                     self._explain(node, calls, found, seen)
-            elif _is_maximum_of_two(node):
+            elif _is_maximum_of_two(node) or (node.learned and node.is_masked_assignment):
                 found[node.index] = Expression(node, node.varying[0], None, set())
         return [found[index] for index in sorted(found)]
 
@@ -195,9 +195,14 @@ class Expressions:
 
     @staticmethod
     def _is_guard(values: Tensor) -> bool:
-        """Tell whether the function is x.clamp(min=epsilon), which keeps a divisor from zero."""
-        smallest = values[: len(GRID.core)].min()
-        return bool(smallest < 0.1) and torch.equal(values, GRID.points.clamp(min=float(smallest)))
+        """Tell whether the function is x.clamp(min=epsilon), which keeps a divisor from zero.
+
+        So is any limit below, and x.clamp(max=7), a limit above.
+        """
+        core = values[: len(GRID.core)]
+        low, high = float(core.min()), float(core.max())
+        is_low = low < 0.1 and torch.equal(values, GRID.points.clamp(min=low))
+        return is_low or (high > 0.1 and torch.equal(values, GRID.points.clamp(max=high)))
 
     def values(self, top: Node, root: Node) -> Tensor | None:
         """Evaluate ``top`` as a function of ``root`` on the grid, None if it cannot be."""

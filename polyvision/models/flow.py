@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Set
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from polyvision.models.functions import FUNCTIONS
@@ -41,11 +42,18 @@ MAXIMUM = {"maximum", "minimum", "max", "min", "fmax", "fmin"}
 POINTWISE = {
     *(AFFINE | INVERSE | MAXIMUM | set(FUNCTIONS.values())),
     *("pow", "rpow", "float_power", "square", "sqrt", "rsqrt", "exp", "exp2", "expm1"),
-    *("log", "log1p", "log2", "erf", "special_erf", "special_expit", "erfc", "sin", "cos"),
-    *("atan", "arctan", "sinh", "cosh", "abs", "absolute", "sign", "heaviside", "clamp", "clip"),
-    *("clamp_min", "clamp_max", "where", "masked_fill", "logaddexp", "gt", "lt", "ge"),
-    *("le", "greater", "less", "zeros_like", "ones_like", "full_like", "floor", "round", "xlogy"),
+    *("log", "log1p", "log2", "log10", "logaddexp", "logaddexp2", "xlogy", "logit", "sinc"),
+    *("erf", "erfc", "special_erf", "special_erfc", "special_expit", "special_ndtr"),
+    *("special_log_ndtr", "special_exp2", "special_expm1", "special_log1p", "special_xlogy"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "arctan", "sinh", "cosh", "asinh", "arcsinh"),
+    *("acosh", "atanh", "abs", "absolute", "sign", "sgn", "heaviside", "copysign", "hypot"),
+    *("clamp", "clip", "clamp_min", "clamp_max", "where", "masked_fill", "lerp", "addcdiv"),
+    *("floor", "ceil", "round", "trunc", "frac", "zeros_like", "ones_like", "full_like"),
+    *("gt", "lt", "ge", "le", "greater", "greater_equal", "less", "less_equal"),
+    *("and", "or", "invert", "logical_and", "logical_or", "logical_not", "bitwise_and"),
+    *("bitwise_or", "bitwise_not"),
 }
+CHOICES = {"where", "masked_fill"}
 STATISTICS = {
     *("sum", "mean", "var", "std", "var_mean", "std_mean", "norm", "vector_norm", "amax", "amin"),
     *("linalg_vector_norm", "max", "min", "logsumexp", "softmax", "log_softmax", "cdist", "prod"),
@@ -115,7 +123,17 @@ class Node:
         if self.name in SCALE:
             multiplies = self.name in PRODUCTS
             return len(self.varying) == 1 and (multiplies or self.inputs[0].from_input)
+        if self.name in CHOICES:  # by a mask of the network, as in causal attention
+            return not any(i.from_input and i.tensor.dtype == torch.bool for i in self.inputs)
         return self.name in AFFINE
+
+    @property
+    def is_masked_assignment(self) -> bool:
+        """Whether this is ``x[x < 0] = ...``, with a mask that is a function of ``x``."""
+        if self.name != "setitem" or not isinstance(self.args[1], Node):
+            return False
+        into, mask = self.args[:2]
+        return mask.tensor.dtype == torch.bool and mask.from_input and mask.leaf is into.leaf
 
 
 class Flow:
@@ -167,6 +185,8 @@ class Flow:
         for result in results:
             node = self._add(name, function, args, kwargs, result, inputs)
         assert node is not None
+        if node.is_masked_assignment:
+            return node
         if len(results) > 1 or name not in POINTWISE:
             return None
         if name in ("max", "min") and len(inputs) < 2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, get_args
@@ -97,6 +98,11 @@ def swap_activations(
         for name, module in model.named_modules()
         if is_whole_norm(module)
     ]
+    kept += [
+        Kept(name, type(module).__name__, "a recurrent layer with its ReLU inside")
+        for name, module in model.named_modules()
+        if isinstance(module, nn.RNN | nn.RNNCell) and module.nonlinearity == "relu"
+    ]
     edit = _Edit(model, activation)
     leftovers = edit.prepare(chosen, uses)
     edit.apply()
@@ -127,6 +133,18 @@ def _check_model(model: nn.Module) -> None:
         raise PolyvisionError(
             f"{kind}: swap the activations of the plain network, then compile or script it"
         )
+    scripted = [
+        f"{name}.{key}" if name else key
+        for name, module in model.named_modules()
+        if not isinstance(module, torch.jit.ScriptModule)
+        for key, child in module.named_children()
+        if isinstance(child, torch.jit.ScriptModule)
+    ]
+    if scripted:
+        raise PolyvisionError(
+            f"{kind}: what is scripted cannot be searched for activations ({some(scripted)}); swap "
+            "those of the plain network, then script"
+        )
     lazy = [n for n, p in model.named_parameters() if is_lazy(p)]
     if lazy:
         raise PolyvisionError(
@@ -155,6 +173,7 @@ class _Edit:
         by_owner: dict[str, list[Use]] = {}
         new: dict[str, nn.Module] = {}
         names = {use.name for use in chosen}
+        at_place = Counter(t.place for use in uses for t in use.targets if t.place is not None)
         for use in uses:
             target = use.targets[0]
             if use.name in names and not use.known:
@@ -164,6 +183,12 @@ class _Edit:
                 left.append(Kept(use.name, use.kind, "its output has another shape than its input"))
             elif use.name in names and not use.rewritten and any(t.dropped for t in use.targets):
                 reason = f"{target.caller} drops its result: it relies on a change in place"
+                left.append(Kept(use.name, use.kind, reason))
+            elif use.name in names and use.rewritten and at_place[target.place] > 1:
+                reason = f"one place in {target.caller} calls several functions"
+                left.append(Kept(use.name, use.kind, reason))
+            elif use.name in names and not use.rewritten and self._is_compiled(use.name):
+                reason = "compiled by itself: swap the activations first, then compile"
                 left.append(Kept(use.name, use.kind, reason))
             elif use.name in names and use.rewritten and target.place is None:
                 reason = f"called in {target.caller}, which is no method of a module"
@@ -191,6 +216,11 @@ class _Edit:
             self.notes.append(f"hooks are not run while activations are looked for: {some(hooked)}")
         self.notes += [note for use in self.done for note in self._about_hooks(use)]
         return left
+
+    def _is_compiled(self, name: str) -> bool:
+        """Tell whether ``name`` is what a compiled module was made of, and still calls."""
+        parent = self._model.get_submodule(name.rpartition(".")[0])
+        return type(parent).__name__ == "OptimizedModule"
 
     def _about_hooks(self, use: Use) -> list[str]:
         """Say where hooks of the user go."""

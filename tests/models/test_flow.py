@@ -31,6 +31,7 @@ class ByHand(nn.Module):
         self.relu6 = nn.ReLU6()
         self.relu = nn.ReLU()
         self.beta = nn.Parameter(torch.ones(1))
+        self.register_buffer("mask", torch.tensor([True, False] * 4))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.act(self.conv(x)))
@@ -53,6 +54,9 @@ class ByHand(nn.Module):
     def gelu_in_two_statements(self, x: Tensor) -> Tensor:
         cdf = 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
         return x * cdf
+
+    def gelu_of_the_normal_distribution(self, x: Tensor) -> Tensor:
+        return x * torch.special.ndtr(x)
 
     def gelu_tanh(self, x: Tensor) -> Tensor:
         inner = math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3))
@@ -100,6 +104,18 @@ class ByHand(nn.Module):
     def larger(self, x: Tensor) -> Tensor:
         return torch.max(x, self.out(x))
 
+    def area_sine(self, x: Tensor) -> Tensor:
+        return torch.asinh(x)
+
+    def assigned(self, x: Tensor) -> Tensor:
+        y = x.clone()
+        y[y < 0] = 0
+        return y
+
+    def assigned_leaky(self, x: Tensor) -> Tensor:
+        x[x < 0] *= 0.1
+        return x
+
     def split(self, x: Tensor) -> Tensor:
         x = F.relu(x)
         return x * x
@@ -116,6 +132,15 @@ class ByHand(nn.Module):
 
     def clipped(self, x: Tensor) -> Tensor:
         return self.relu(x.clamp(0, 300)).clamp(max=100)
+
+    def limited_above(self, x: Tensor) -> Tensor:
+        return self.relu(self.out(x.clamp(max=7)))
+
+    def masked(self, x: Tensor) -> Tensor:
+        x = torch.where(self.mask, x, torch.zeros_like(x))
+        x = self.relu(x.masked_fill(torch.eye(8, dtype=torch.bool), -1e9))
+        x[..., ~self.mask] = 0
+        return x
 
     def gate(self, x: Tensor) -> Tensor:
         return self.relu(x) * torch.sigmoid(self.out(x))
@@ -134,6 +159,7 @@ def network(act: Callable[[ByHand, Tensor], Tensor]) -> ByHand:
         (ByHand.hardswish_of_a_module, "hardswish()"),
         (ByHand.gelu, "gelu()"),
         (ByHand.gelu_in_two_statements, "gelu()"),
+        (ByHand.gelu_of_the_normal_distribution, "gelu()"),
         (ByHand.gelu_tanh, "gelu()"),
         (ByHand.silu, "silu()"),
         (ByHand.silu_of_a_module, "silu()"),
@@ -170,6 +196,9 @@ def test_an_activation_written_by_hand_is_replaced_whole(
             "sin (sin()): pointwise and nonlinear, but no known activation: torch.sin(30",
         ),
         (ByHand.unknown, "activation: x * torch.tanh(F.softplus(1.5 * x)) (test_flow.py:"),
+        (ByHand.area_sine, "no known activation: torch.asinh(x) (test_flow.py:"),
+        (ByHand.assigned, "no known activation: y[y < 0] (test_flow.py:"),
+        (ByHand.assigned_leaky, "no known activation: x[x < 0] (test_flow.py:"),
         (ByHand.larger, "no known activation: torch.max(x, self.out(x)) (test_flow.py:"),
         (ByHand.split, "relu2 is written by hand, and x * x does not hold its input"),
     ],
@@ -186,7 +215,13 @@ def test_what_is_no_known_activation_is_left_over_and_named(
     assert "1 activations cannot be replaced" in str(caught.value)  # no part of it was
 
 
-@pytest.mark.parametrize("act", [ByHand.guarded_norm, ByHand.residual, ByHand.clipped, ByHand.gate])
+@pytest.mark.parametrize(
+    "act",
+    [
+        *(ByHand.guarded_norm, ByHand.residual, ByHand.clipped, ByHand.limited_above),
+        *(ByHand.masked, ByHand.gate),
+    ],
+)
 def test_norms_guards_and_gates_are_no_activations(
     act: Callable[[ByHand, Tensor], Tensor],
 ) -> None:

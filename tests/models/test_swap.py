@@ -388,3 +388,77 @@ def test_a_mistake_is_one_clear_line(keywords: dict[str, Any], text: str) -> Non
         swap_activations(**{"model": model, "act": "polynorm"} | keywords)
     assert "\n" not in str(caught.value)
     assert repr(model) == before
+
+
+class Several(nn.Module):
+    """Calls several functions at one place in the source."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(self.act(self.linear(x)))
+        for function in (F.relu, F.gelu, torch.tanh):
+            x = function(x)
+        return x
+
+
+def test_functions_that_share_a_place_in_the_source_are_left_over() -> None:
+    model = Several()
+    x = torch.randn(3, 4)
+    report = swap_activations(model, "relu", inputs=x, on_leftover="ignore")
+    assert [site.name for site in report.sites] == ["act"]
+    reason = "one place in Several.forward calls several functions"
+    assert {(k.name, k.reason) for k in report.leftovers} == {("relu", reason), ("gelu", reason)}
+    assert [gate.name for gate in report.gates] == ["tanh"]
+    expected = F.gelu(model.linear(model.linear(x).relu()).relu()).tanh()
+    torch.testing.assert_close(model(x), expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*")
+def test_a_scripted_child_is_refused_by_name() -> None:
+    child = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Sequential(child))
+    with pytest.raises(PolyvisionError, match=r"cannot be searched for activations \(2\.0\); swap"):
+        swap_activations(model, "polynorm", inputs=torch.empty(2, 4))
+
+
+def test_a_child_compiled_by_itself_is_left_over_and_what_is_inside_of_one_is_replaced() -> None:
+    inner = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), backend="eager")
+    model = nn.Sequential(nn.Linear(4, 4), torch.compile(nn.GELU(), backend="eager"), inner)
+    report = swap_activations(
+        model, "polynorm", inputs=torch.empty(2, 4), on_leftover="ignore", order=2
+    )
+    assert [site.name for site in report.sites] == ["2._orig_mod.1"]
+    assert [k.name for k in report.leftovers] == ["1._orig_mod"]
+    assert "swap the activations first, then compile" in report.leftovers[0].reason
+    x = torch.randn(2, 4)
+    hidden = model[2]._orig_mod[0](F.gelu(model[0](x)))
+    torch.testing.assert_close(model(x), model.get_submodule(report.sites[0].name)(hidden))
+
+
+def test_a_recurrent_layer_with_its_relu_inside_is_listed() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.RNN(4, 4, nonlinearity="relu")
+            self.act = nn.GELU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden: Tensor = self.layer(x)[0]
+            return self.act(hidden)
+
+    report = swap_activations(Recurrent(), "polynorm", inputs=torch.empty(2, 3, 4))
+    assert [(k.name, k.was) for k in report.kept] == [("layer", "RNN")]
+
+
+def test_both_kinds_of_transformer_layer_have_a_feed_forward_network() -> None:
+    model = nn.Transformer(8, 2, 1, 1, 16, batch_first=True)
+    tokens = torch.empty(2, 4, 8)
+    report = swap_activations(model, "polynorm", inputs=(tokens, tokens), include="mlp")
+    assert [site.name for site in report.sites] == [
+        "encoder.layers.0.relu",
+        "decoder.layers.0.relu",
+    ]
