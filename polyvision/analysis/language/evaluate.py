@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace) -> str:
     except OSError as error:
         raise PolyvisionError(f"cannot write {path}: {error.strerror}; see --output") from None
     title = (
-        f"{trained.source}, step {trained.step:,}, windows of {context} tokens moved by {stride}, "
+        f"{trained.source}, step {trained.step:,}, windows of {context} tokens, stride {stride}, "
         f"precision {arguments.precision}"
     )
     warning = cut and cut.warning(longest)
