@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="DATA",
         help="text, JSON lines or parquet, also compressed, a folder of them, or a folder that "
-        "prepare-text wrote (its validation part); each is a set of its own",
+        "prepare-text wrote (its validation split); each is a set of its own",
     )
     parser.add_argument(
         "--context", type=int, help="tokens that the model sees (default: the model's context)"
