@@ -1,6 +1,7 @@
 """Polynomial composition activations: fused kernels, drop-in layers, trainers to compare them."""
 
 from polyvision import functional
+from polyvision import timm as timm  # not in __all__: import * must not hide the package timm
 from polyvision.activations import (
     PolyCom,
     PolyNorm,

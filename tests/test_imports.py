@@ -27,7 +27,7 @@ BELOW["training"] = BELOW["analysis"] | {"analysis"}
 BELOW["cli"] = BELOW["training"] | {"training"}
 BELOW["__main__"] = {"cli"}
 BELOW["timm"] = BELOW["activations"] | {"activations"}  # polyvision/timm.py
-BELOW[""] = BELOW["models"] | {"models"}  # polyvision/__init__.py
+BELOW[""] = BELOW["models"] | {"models", "timm"}  # polyvision/__init__.py
 
 # Packages that only these rooms import. `lightning` and `hydra` stay out of what others reuse.
 ONLY_IN = {
@@ -116,6 +116,11 @@ def test_importing_polyvision_loads_only_torch(tmp_path: Path) -> None:
     heavy = sorted({*ONLY_IN, "matplotlib", "tensorboard", "scipy", "torch._dynamo"})
     code = f"import sys, polyvision; print([m for m in {heavy} if m in sys.modules])"
     assert python(code, tmp_path).strip() == "[]"
+
+
+def test_the_names_for_timm_come_with_polyvision_and_hide_nothing(tmp_path: Path) -> None:
+    code = "import timm, polyvision; from polyvision import *; polyvision.timm.register(); "
+    assert python(code + "print(timm.__name__)", tmp_path).strip() == "timm"
 
 
 STATE = """

@@ -66,7 +66,7 @@ def load_language_data(
         tokenizer: of ``book`` and ``text``; shards have theirs.
         val_fraction: of ``book`` and ``text``; shards are split.
         mix: weights of several corpora, the folders of this name in ``path``.
-        val: prepared folders of further validation sets, by name. Their validation part is taken,
+        val: prepared folders of further validation sets, by name. Their validation split is taken,
             or everything where there is none.
 
     Raises:
@@ -97,8 +97,8 @@ def _refuse_doubles(corpora: Mapping[str, Corpus], named: Mapping[str, Corpus]) 
     for key in corpora:
         if key in named and "val" in corpora[key].parts:
             raise PolyvisionError(
-                f"data.val.{key} has the name of data.mix.{key}, whose validation part is measured "
-                f"too: choose another name"
+                f"data.val.{key} has the name of data.mix.{key}, whose validation split is "
+                f"measured too: choose another name"
             )
 
 
@@ -154,8 +154,8 @@ def _from_shards(
     sets |= _named_windows(named, first.tokenizer, context)
     if not sets:
         raise PolyvisionError(
-            f"{first.folder} has no validation part: prepare it with --val-fraction, or name a set "
-            "with data.val.<name>=<folder>"
+            f"{first.folder} has no validation split: prepare it with --val-fraction, or name a "
+            "set with data.val.<name>=<folder>"
         )
     main, *rest = sets
     if main:
@@ -184,14 +184,14 @@ def _plan(corpora: Mapping[str, Corpus], train: TrainWindows) -> dict[str, str]:
 
 
 def _lines(named: Mapping[str, Corpus], trained_on: Iterable[Corpus] = ()) -> dict[str, str]:
-    """Describe the named sets, and say and warn where one is validated on its training part."""
+    """Describe the named sets, and say and warn where one is validated on its training split."""
     checksums = {c for corpus in trained_on for c in _checksums(corpus.parts["train"])}
     lines = {}
     for key, corpus in named.items():
         lines[f"val {key}"] = f"{corpus.folder}, {_describe(_val_part(corpus))}"
         if "val" in corpus.parts:
             continue
-        what = "it has no validation part, so all of its training part is taken"
+        what = "it has no validation split, so all of its training split is taken"
         lines[f"val {key}"] += f"; {what}"
         if checksums & _checksums(corpus.parts["train"]):
             what += ", which this run also trains on: val/{key} shows no generalisation"

@@ -45,7 +45,7 @@ from polyvision.errors import PolyvisionError
 
 __all__ = ["Settings", "prepare"]
 
-# The characters of the training part that a BPE is learned from: the first ones of each file.
+# The characters of the training split that a BPE is learned from: the first ones of each file.
 _LEARN = 32 << 20
 _NOTE_SECONDS = 5.0
 
@@ -187,7 +187,7 @@ def _go_on(
     tokenizer = _stored_tokenizer(out)
     if tokenizer is None or (changed and spec.kind == "bpe"):
         if spec.kind == "bpe":
-            work.say(f"learning a vocabulary of {spec.vocab_size:,} tokens from the training part")
+            work.say(f"learning a vocabulary of {spec.vocab_size:,} tokens from the training split")
         end = work.settings.end_token or True
         made = spec.make(_learn_from(work, split), end_token=end)
         if tokenizer is not None and tokenizer.fingerprint != made.fingerprint:
@@ -348,7 +348,7 @@ def _pieces(work: _Work, split: Split, file: int, item: int) -> Iterator[tuple[i
 
 
 def _learn_from(work: _Work, split: Split) -> Iterator[str]:
-    """Yield the text that a BPE is learned from: an equal share of each file's training part."""
+    """Yield the text that a BPE is learned from: an equal share of each file's training split."""
     share = max(1, _LEARN // max(1, len(work.sources)))
     documents = 0
     for source in work.sources:

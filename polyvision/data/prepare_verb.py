@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokenizer",
         required=True,
-        help="bytes, bpe:<vocabulary> (learned from the training part), a tokenizer.json, or a "
+        help="bytes, bpe:<vocabulary> (learned from the training split), a tokenizer.json, or a "
         "folder with one or with GPT-2's files",
     )
     parser.add_argument(

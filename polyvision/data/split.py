@@ -48,7 +48,7 @@ def nearest_border(text: str, target: int, reach: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """How documents are divided into a training and a validation part.
+    """How documents are divided into a training and a validation split.
 
     Attributes:
         fraction: share that validates, 0 for none.
@@ -120,9 +120,9 @@ def plan_split(
     for name, documents in counts.items():
         if not documents:
             raise PolyvisionError(
-                f"none of the {total:,} documents fell to the part {name!r}: a plain text file is "
+                f"none of the {total:,} documents is in the split {name!r}: a plain text file is "
                 "one document unless --separator splits it (such as --separator '\\n\\n'); "
-                "or choose another --val-fraction, 0 for no validation part, or another --seed"
+                "or choose another --val-fraction, 0 for no validation split, or another --seed"
             )
     return split
 
@@ -146,7 +146,7 @@ def _by_position(sources: Sequence[Source], read: Read, split: Split) -> Split:
     if not 0 < cut < length:
         raise PolyvisionError(
             f"the only document has {length:,} characters, too few to hold out {split.fraction:g} "
-            "of it: use more text, another --val-fraction, or 0 for no validation part"
+            "of it: use more text, another --val-fraction, or 0 for no validation split"
         )
     before = window[: cut - first]
     kinds = (kind for border, kind in BORDERS.items() if before.endswith(border))

@@ -255,7 +255,7 @@ def _encode(text: str, cut: int, spec: TokenizerSpec) -> Arrays:
 def _windows(tokens: np.ndarray, context: int, part: str) -> TokenWindows:
     if len(tokens) <= context:
         raise PolyvisionError(
-            f"the {part} part of the text has {len(tokens)} tokens, one window needs "
+            f"the {part} split of the text has {len(tokens)} tokens, one window needs "
             f"{context + 1} (the context and one more); use a longer text, a smaller context"
             " or another data.val_fraction"
         )

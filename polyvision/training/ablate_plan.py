@@ -7,11 +7,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from polyvision.errors import PolyvisionError
+from polyvision.errors import PolyvisionError, looked_for
 from polyvision.training.ablate_studies import Size, Study
 from polyvision.training.compose import Task, compose
 from polyvision.training.run import Run, plan_run
-from polyvision.training.schema import Config, LanguageModelConfig
+from polyvision.training.schema import Config, LanguageModelConfig, TextDataConfig
 
 __all__ = ["Planned", "plan_study", "sized"]
 
@@ -62,6 +62,7 @@ def plan_study(
     problems = []
     variants = [[*model, *act] for model in models for act in study.acts]
     configs = [_composed(task, [*common, *variant])[0] for variant in variants]
+    _check_place(base)
     for seed in range(seeds):
         for variant, config in zip(variants, configs, strict=True):
             seeded = dataclasses.replace(config, seed=seed)
@@ -74,6 +75,17 @@ def plan_study(
         problems.append("Give the same settings as then, or another --output")
         raise PolyvisionError("\n".join(problems))
     return planned
+
+
+def _check_place(config: Config) -> None:
+    """Refuse data that are not there, which every run would find for itself."""
+    data = config.data
+    if isinstance(data, TextDataConfig):
+        key, place = "path", data.path
+    else:
+        key, place = "root", None if data.options.get("download") else data.root
+    if place is not None and not Path(place).expanduser().exists():
+        raise PolyvisionError(f"data.{key}={place!r} does not exist{looked_for(place)}")
 
 
 def _quoted(text: str) -> str:

@@ -94,14 +94,15 @@ def _run(task: Task, config: Config) -> Any:
     """Do what the configuration asks for; return the best value of a run."""
     # Imported here: a mistake on the command line is answered before the heavy imports.
     domain = importlib.import_module(f"polyvision.training.{task}")
+    overrides = list(HydraConfig.get().overrides.task)
     if config.validate is not None:
         validate = importlib.import_module("polyvision.training.validate").validate
-        validate(config, domain.build_task, given_keys(HydraConfig.get().overrides.task))
+        validate(config, domain.build_task, given_keys(overrides))
         return None
     if is_further_rank():
         _ranks().end_with_the_first()
     run_task = importlib.import_module("polyvision.training.session").run_task
-    summary = run_task(config, domain.build_task)
+    summary = run_task(config, domain.build_task, overrides)
     return summary["best"] if summary else None
 
 

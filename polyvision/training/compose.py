@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from polyvision.activations import activation_info, activation_names, create_activation
-from polyvision.errors import PolyvisionError, unknown
+from polyvision.errors import PolyvisionError, some, unknown
 from polyvision.training import schema
 from polyvision.training.recipe_options import check_schedule_options
 from polyvision.training.typed import load, with_defaults
@@ -346,11 +346,21 @@ def _key_fits(
         return False
     prefix = f"{parent}." if parent else ""
     valid = {f"{prefix}{k!s}" for k in node} | (set() if parent else set(groups))
-    if key in valid:  # such as experiment.name, where no experiment is chosen
+    elsewhere = [] if parent else [f"{g}.{key}" for g in groups if _has(base, g, key)]
+    if elsewhere:  # lr=0.1
+        problems.append(f"unknown key {key!r}. Did you mean {some(elsewhere)}?")
+    elif key.startswith("act.") and valid == {"act.name"}:
+        problems.append(f"{key}: act={base.act.name} has no options")
+    elif key in valid:  # such as experiment.name, where no experiment is chosen
         problems.append(f"{override.key_or_group}: {key} is {OmegaConf.select(base, key)!r} here")
     else:
         problems.append(str(unknown("key", key, valid)))
     return False
+
+
+def _has(base: DictConfig, group: str, key: str) -> bool:
+    node = OmegaConf.select(base, group)
+    return isinstance(node, DictConfig) and key in list(node.keys())
 
 
 def _values(override: Override) -> list[Any]:

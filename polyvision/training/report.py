@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from polyvision.training.overrides import given_keys
 from polyvision.training.run import Run
 
 __all__ = ["count", "format_summary", "format_table", "size"]
@@ -36,14 +37,23 @@ def size(number: float) -> str:
     return f"{number:.1f} {unit}"
 
 
-def format_summary(run: Run, summary: Mapping[str, Any]) -> str:
-    """Say how a run ended and what can be done with it."""
+def format_summary(run: Run, summary: Mapping[str, Any], overrides: Sequence[str]) -> str:
+    """Say how a run ended and what can be done with it.
+
+    Args:
+        run: the run.
+        summary: what ``summary.json`` holds.
+        overrides: those of the command that made the run.
+    """
     settings = summary["settings"]
     script = "train_vision.py" if settings["task"] == "vision" else "train_lm.py"
     group = shlex.quote(str(run.folder.parent.parent))
-    experiment = settings.get("experiment", "none")
-    chosen = "" if experiment == "none" else f"experiment={experiment} "
-    command = f"python {script} -m {chosen}act={_rivals(settings)}"
+    kept = [
+        text
+        for text in overrides
+        if all(key.partition(".")[0] not in {"act", "resume"} for key in given_keys([text]))
+    ]
+    command = shlex.join(["python", script, *kept, f"act={_rival(settings)}"])
     shown = "  ".join(f"{k} {v:.4f}" for k, v in summary["shown"].items())
     best = "none" if summary["best"] is None else f"{summary['best']:.4f}"
     rate = "" if summary["samples_per_s"] is None else f", {summary['samples_per_s']:g} samples/s"
@@ -64,8 +74,7 @@ def format_summary(run: Run, summary: Mapping[str, Any]) -> str:
     return format_table("Summary", rows)
 
 
-def _rivals(settings: Mapping[str, Any]) -> str:
-    """Name the activation of the run and the usual one of its task, or PolyNorm for that one."""
+def _rival(settings: Mapping[str, Any]) -> str:
+    """Name the usual activation of the task, or PolyNorm where the run has that one."""
     usual = "relu" if settings["task"] == "vision" else "swiglu"
-    own = settings["act"].split("-")[0]
-    return f"{usual},{'polynorm' if own == usual else own}"
+    return "polynorm" if settings["act"] == usual else usual

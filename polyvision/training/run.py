@@ -337,7 +337,8 @@ def _differences(run: Run, config: Config) -> list[tuple[str, Any, Any]]:
 
 
 def _refusal(folder: Path, differences: list[tuple[str, Any, Any]]) -> PolyvisionError:
-    lines = "; ".join(f"{k}: {old!r} then, {new!r} now" for k, old, new in differences)
+    lines = "; ".join(f"{k}: {old!r} then, {new!r} now" for k, old, new in differences[:8])
+    lines += f"; and {len(differences) - 8} more" if len(differences) > 8 else ""
     return PolyvisionError(
         f"cannot resume {folder}: the configuration differs ({lines}). "
         f"Use the same values, or leave resume= out to start a new run"

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
@@ -45,8 +45,15 @@ from polyvision.training.workers import worker_count
 __all__ = ["run_task"]
 
 
-def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] | None:
+def run_task(
+    config: Config, build: Callable[[Config], Task], overrides: Sequence[str] = ()
+) -> dict[str, Any] | None:
     """Show the plan, train, and return the summary; with ``dry_run`` only show the plan.
+
+    Args:
+        config: what to do.
+        build: makes the network and the data of it.
+        overrides: those that ``config`` was composed from, for the command that the summary shows.
 
     Raises:
         ValueError: anything in the configuration, the data or the machine that does not fit.
@@ -56,7 +63,7 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
     finished = plan.summary()
     if config.resume is not None and finished is not None:
         print(f"{plan.folder} has finished already; nothing to resume")
-        print(format_summary(plan, finished), flush=True)
+        print(format_summary(plan, finished, overrides), flush=True)
         return finished
     plan, place = place_in(plan, config.recipe.accumulate)
     quiet()
@@ -77,7 +84,7 @@ def run_task(config: Config, build: Callable[[Config], Task]) -> dict[str, Any] 
         return None
     check_files(plan, task)
     with hold_run(config, plan) as run:
-        return _fit(config, hardware, task, loader, steps, cost, run, place, rows)
+        return _fit(config, hardware, task, loader, steps, cost, run, place, rows, overrides)
 
 
 def _fit(
@@ -90,6 +97,7 @@ def _fit(
     run: Run,
     place: Place,
     rows: list[tuple[str, str]],
+    overrides: Sequence[str],
 ) -> dict[str, Any]:
     first_step = place.step
     _prepare_folder(run, task, place)
@@ -178,7 +186,7 @@ def _fit(
     summary["target"] = target_text(config, task)
     if trainer.is_global_zero:
         write_json(run.folder / "summary.json", summary)
-        print(format_summary(run, summary), flush=True)
+        print(format_summary(run, summary, overrides), flush=True)
     return summary
 
 

@@ -45,6 +45,19 @@ def test_every_differing_key_is_listed_and_offered(runs):
         check_alike(runs(recipe__lr=0.2, trainer__max_steps=8, state={"total_steps": 8}))
 
 
+def test_runs_of_several_models_are_named_by_folder_and_not_key_by_key(runs):
+    pair = runs(model__name="lm_mini", recipe__lr=0.2)
+    with pytest.raises(PolyvisionError) as caught:
+        check_alike(pair)
+    first, relu, polynorm, advice = str(caught.value).splitlines()
+    assert first == "these runs differ in model.name:"
+    assert relu.endswith(f": {pair[0].folder.parent.parent} (relu/seed0)")
+    assert polynorm.endswith(f"lm_mini: {pair[1].folder.parent.parent} (polynorm/seed1)")
+    assert advice.endswith("--allow model,recipe")
+    with pytest.raises(PolyvisionError, match="the settings of these runs differ"):
+        check_alike(pair, ["model"])
+
+
 def test_what_is_allowed_is_said_and_the_rest_still_refused(runs):
     pair = runs(recipe__lr=0.2, recipe__epochs=3)
     notes = check_alike(pair, ["recipe"])

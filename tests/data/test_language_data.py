@@ -46,7 +46,7 @@ def test_named_sets_take_their_validation_part_or_everything(
     sizes = [own.parts["val"].tokens, whole.parts["train"].tokens]
     assert [len(s) for s in data.named.values()] == [(n - 1) // 16 for n in sizes]
     assert data.plan["val whole"].startswith(f"{whole.folder}, 60 documents")
-    # Without a validation part of its own, the first named set is the main one.
+    # Without a validation split of its own, the first named set is the main one.
     data = load(path=str(whole.folder), val={"own": str(own.folder)})
     assert len(data.val) == (own.parts["val"].tokens - 1) // 16
     assert not data.named
@@ -61,7 +61,7 @@ def test_a_set_without_validation_part_is_said_to_be_one(
     load(path=str(main.folder), val={"own": str(main.folder)})
     assert not caplog.messages
     data = load(path=str(main.folder), val={"other": str(other.folder)})
-    whole = "it has no validation part, so all of its training part is taken"
+    whole = "it has no validation split, so all of its training split is taken"
     assert data.plan["val other"].endswith(f"bytes; {whole}")
     assert caplog.messages == [f"data.val.other={other.folder}: {whole}"]
     caplog.clear()
@@ -158,7 +158,7 @@ def test_corpora_of_different_tokenizers_do_not_mix(texts: Path, prepared: Prepa
 
 def test_a_corpus_without_validation(texts: Path, prepared: Prepare) -> None:
     corpus = prepared(texts, val_fraction=0.0)
-    with pytest.raises(PolyvisionError, match="has no validation part: prepare it with --val-f"):
+    with pytest.raises(PolyvisionError, match="has no validation split: prepare it with --val-f"):
         load(path=str(corpus.folder))
 
 

@@ -62,7 +62,7 @@ def test_the_summary_says_so(story: Path, tmp_path: Path, capsys: Any) -> None:
         in shown.out
     )
     assert "  end token  <|endoftext|> (id 0) after each document" in shown.out
-    assert shown.err == "learning a vocabulary of 300 tokens from the training part\n"
+    assert shown.err == "learning a vocabulary of 300 tokens from the training split\n"
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_the_border_is_found_in_a_window_of_a_long_text(
     ("files", "message"),
     [
         (["x"], "the only document has 1 characters, too few to hold out 0.05 of it"),
-        (["one", "two"], "none of the 2 documents fell to the part 'val'"),
+        (["one", "two"], "none of the 2 documents is in the split 'val'"),
         ([" \n", "\n"], "no text in 2 files: nothing but white space"),
         (["one", "PK\x03\x04zip"], "1.txt is a zip archive, not text"),
     ],

@@ -221,10 +221,10 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("length", "fraction", "text"),
     [
-        (100, 0.1, "the validation part of the text has 10 tokens, one window needs 17"),
-        (100, 0.9, "the training part of the text has 10 tokens, one window needs 17"),
-        (160, 0.1, "the validation part of the text has 16 tokens"),
-        (1, 0.1, "the training part of the text has 1 tokens"),
+        (100, 0.1, "the validation split of the text has 10 tokens, one window needs 17"),
+        (100, 0.9, "the training split of the text has 10 tokens, one window needs 17"),
+        (160, 0.1, "the validation split of the text has 16 tokens"),
+        (1, 0.1, "the training split of the text has 1 tokens"),
     ],
 )
 def test_a_part_shorter_than_a_window(

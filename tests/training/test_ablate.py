@@ -252,6 +252,7 @@ def test_a_dry_run_lists_and_writes_nothing(children, tmp_path, capsys):
         (["order", "--model", "lm_tinny"], "Did you mean 'lm_tiny'"),
         (["order", "recipe.lr=1,2"], "has one value, not several"),
         (["scaling", "--task", "vision"], "scales language models only"),
+        (["order", "--data", "text", "data.path=none.txt"], "data.path='none.txt' does not exist"),
         (["oder"], "unknown study 'oder'. Did you mean 'order'?"),
         (["order", "recipe.lr=1e-3", "--sedes", "2"], "'--sedes'. Did you mean '--seeds'?"),
     ],

@@ -99,6 +99,10 @@ def test_a_sweep_makes_every_combination():
     ("override", "expected"),
     [
         ("mdoel=resnet50", "unknown key 'mdoel'. Did you mean 'model'?"),
+        ("lr=0.1", "unknown key 'lr'. Did you mean recipe.lr?"),
+        ("max_steps=5", "unknown key 'max_steps'. Did you mean trainer.max_steps?"),
+        ("name=resnet18", "unknown key 'name'. Did you mean act.name, data.name, model.name"),
+        ("order=4", "unknown key 'order'. Did you mean act.order?"),
         ("act=polynrom", "unknown act 'polynrom'. Did you mean 'polynorm'?"),
         ("act.ordr=4", "unknown key 'act.ordr'. Did you mean 'act.order'?"),
         ("act.order=9", "order must be an integer from 1 to 8, got 9"),
@@ -146,6 +150,11 @@ def test_each_mistake_has_one_line(override, expected):
         compose("vision", [override])
     assert expected in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_an_option_of_an_activation_without_options_is_refused_as_such():
+    with pytest.raises(PolyvisionError, match=r"^act\.order: act=relu has no options$"):
+        compose("vision", ["act=relu", "act.order=4"])
 
 
 def test_all_mistakes_come_in_one_error():

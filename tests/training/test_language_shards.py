@@ -56,7 +56,7 @@ def test_each_validation_set_has_its_own_metrics(train, shards, corpus, tmp_path
 
 
 def test_a_validation_part_that_was_edited_is_refused_on_resume(overrides, small_text, tmp_path):
-    """The training part is the same, so the loader of a resumed run has nothing to object to."""
+    """The training split is the same, so the loader of a resumed run has nothing to object to."""
     file = tmp_path / "story.txt"
 
     def task(text):

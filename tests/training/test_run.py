@@ -85,6 +85,14 @@ def test_auto_takes_the_run_with_this_configuration(config, monkeypatch):
         plan_run(changed(config, rates[2], resume="auto"))  # one command is about one run
 
 
+def test_of_many_differences_the_first_are_shown(config):
+    run = opened(config)
+    run.last.touch()
+    (other,) = compose("language", [f"run_root={config.run_root}", f"resume={run.folder}"])
+    with pytest.raises(PolyvisionError, match=r"task: 'vision' then, 'language' now; .* more\)\."):
+        plan_run(other)
+
+
 def test_auto_finds_runs_after_one_that_was_deleted(config):
     for lr in (1e-3, 2e-3, 3e-3):
         opened(changed(config, lr)).last.touch()

@@ -29,6 +29,8 @@ _FREE = frozenset(
         "trainer.histograms",
     }
 )
+# Runs that differ in one of these are not of one comparison, and differ in dozens of keys.
+_WHAT_IT_TRAINS = ("task", "data.name", "model.name")
 # The planned number of optimizer steps; it follows from the configuration and the data.
 STEPS = "steps"
 _ABSENT = "(absent)"
@@ -47,8 +49,8 @@ def check_alike(runs: Sequence[Run], allow: Sequence[str] = ()) -> list[str]:
         One sentence for each allowed difference and each difference in the surroundings.
 
     Raises:
-        PolyvisionError: another key differs; the text names keys, values and runs. Or ``allow``
-            names no key of these runs.
+        PolyvisionError: another key differs; the text names keys, values and runs, or the folders
+            where model or data differ. Or ``allow`` names no key of these runs.
     """
     settings = [flatten(run.config) | {STEPS: run.total_steps} for run in runs]
     keys = list(dict.fromkeys(key for each in settings for key in each))
@@ -59,6 +61,8 @@ def check_alike(runs: Sequence[Run], allow: Sequence[str] = ()) -> list[str]:
     relevant = [key for key in keys if not any(_covers(name, key) for name in _FREE)]
     differing = {key: text for key in relevant if (text := _difference(runs, settings, key))}
     refused = [key for key in differing if not any(_covers(name, key) for name in allow)]
+    if not set(_WHAT_IT_TRAINS).isdisjoint(refused):
+        raise _several_kinds(runs, refused)
     if refused:
         lines = "\n".join(f"  {key}: {differing[key]}" for key in refused)
         raise PolyvisionError(
@@ -73,6 +77,24 @@ def check_alike(runs: Sequence[Run], allow: Sequence[str] = ()) -> list[str]:
         if text:
             notes.append(f"Not all runs were made alike: {key}: {text}.")
     return notes
+
+
+def _several_kinds(runs: Sequence[Run], refused: Sequence[str]) -> PolyvisionError:
+    """Name the folders of runs that train different models or on different data."""
+    folders: dict[str, list[str]] = {}
+    for run in runs:
+        node = flatten(run.config)
+        what = ", ".join(str(node.get(key)) for key in _WHAT_IT_TRAINS)
+        where = folders.setdefault(f"{what}: {run.folder.parent.parent}", [])
+        where.append(run.name)
+    lines = "\n".join(f"  {what} ({_some(names)})" for what, names in folders.items())
+    groups = dict.fromkeys(key.partition(".")[0] for key in refused)
+    return PolyvisionError(
+        f"these runs differ in {' and '.join(k for k in _WHAT_IT_TRAINS if k in refused)}:\n"
+        f"{lines}\n"
+        f"Name the folder of one model on one data set, or compare all the same with "
+        f"--allow {','.join(groups)}"
+    )
 
 
 def _surroundings(run: Run) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def open_tokens(place: str, tokenizer: Tokenizer, *, text_key: str = "text") -> 
     first token of all is only seen.
 
     Args:
-        place: a prepared folder (its validation part is taken, or everything where there is none),
+        place: a prepared folder (its validation split is taken, or everything where there is none),
             or what ``polyvision prepare-text`` reads: a file, a folder or a pattern.
         tokenizer: encodes text; shards must have been made with it.
         text_key: of JSON lines and parquet.
@@ -75,7 +75,7 @@ def _shards(place: str, tokenizer: Tokenizer) -> Tokens:
         start, count = max(0, start - len(ahead)), count - len(row)
         return np.concatenate([row, *_across(part, starts, start, count)])
 
-    title = name if name == "val" else "train: it has no validation part"
+    title = name if name == "val" else "train: it has no validation split"
     return Tokens(f"{place} ({title})", len(ahead) + part.tokens, read)
 
 

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="DATA",
         help="text, JSON lines or parquet, also compressed, a folder of them, or a folder that "
-        "prepare-text wrote (its validation part); each is a set of its own",
+        "prepare-text wrote (its validation split); each is a set of its own",
     )
     parser.add_argument(
         "--context", type=int, help="tokens that the model sees (default: the model's context)"
@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace) -> str:
     except OSError as error:
         raise PolyvisionError(f"cannot write {path}: {error.strerror}; see --output") from None
     title = (
-        f"{trained.source}, step {trained.step:,}, windows of {context} tokens moved by {stride}, "
+        f"{trained.source}, step {trained.step:,}, windows of {context} tokens, stride {stride}, "
         f"precision {arguments.precision}"
     )
     warning = cut and cut.warning(longest)

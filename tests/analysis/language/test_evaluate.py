@@ -263,7 +263,7 @@ def test_text_and_shards_of_it_give_the_same(bpe_run, tmp_path, capsys) -> None:
     assert (record["context"], record["stride"], record["step"]) == (12, 5, 7)
     shown = capsys.readouterr().out
     assert f"{text['loss']:.4f}" in shown
-    assert "moved by 5" in shown
+    assert "stride 5" in shown
 
 
 @pytest.mark.parametrize(
