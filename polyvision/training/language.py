@@ -192,10 +192,18 @@ def build_task(config: Config) -> Task:
             "tokenizer.json": tokenizer,
             "network.json": json.dumps(network_to_plain(network), indent=2) + "\n",
             # The loader knows the training data by itself.
-            "validation_data.json": json.dumps({"fingerprint": data.val.fingerprint()}) + "\n",
+            "validation_data.json": _validation_data(data),
         },
         named_val=dict(data.named),
     )
+
+
+def _validation_data(data: LanguageData) -> str:
+    """Return what tells the validation sets from others."""
+    content: dict[str, Any] = {"fingerprint": data.val.fingerprint()}
+    if data.named:
+        content["named"] = {name: each.fingerprint() for name, each in data.named.items()}
+    return json.dumps(content) + "\n"
 
 
 def _built(config: Config, shape: TransformerShape) -> Transformer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -89,14 +90,19 @@ def _config(path: Path) -> Config:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
         check_registered(str(values["act"]["name"]), path.parent)
-        config = config_from_plain(values)
+        config = _fitting(values, path)
     except (yaml.YAMLError, UnicodeDecodeError, AttributeError, TypeError, KeyError) as error:
         raise PolyvisionError(f"{path} is damaged: {' '.join(str(error).split())}") from error
-    except PolyvisionError as error:
-        raise PolyvisionError(f"{path} does not fit this version: {error}") from error
     if isinstance(config.model, VisionModelConfig):  # the checkpoint holds the weights
         config = dataclasses.replace(
             config, model=dataclasses.replace(config.model, pretrained=False)
         )
     config = dataclasses.replace(config, finetune=None)
     return config
+
+
+def _fitting(values: dict[str, Any], path: Path) -> Config:
+    try:
+        return config_from_plain(values)
+    except PolyvisionError as error:
+        raise PolyvisionError(f"{path} does not fit this version: {error}") from error

@@ -78,6 +78,28 @@ def test_a_validation_part_that_was_edited_is_refused_on_resume(overrides, small
         check_files(plan, second)
 
 
+def test_a_named_validation_set_that_was_prepared_again_is_refused_on_resume(
+    overrides, shards, small_text, tmp_path, capsys
+):
+    file, prepared = tmp_path / "story.txt", tmp_path / "prepared"
+
+    def files(text):
+        file.write_text(text, encoding="utf-8")
+        arguments = ["--tokenizer", "bytes", "--out", str(prepared), "--overwrite"]
+        main(["prepare-text", str(file), *arguments])
+        path = f"data.val.story={prepared}"
+        return build_task(compose("language", [*overrides["language"], *shards, path])[0]).files
+
+    text = small_text.read_text(encoding="utf-8")
+    first, second = files(text), files(text.swapcase())
+    plan = SimpleNamespace(folder=tmp_path, checkpoint=tmp_path / "last.ckpt")
+    for name, content in first.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    check_files(plan, SimpleNamespace(files=first))
+    with pytest.raises(PolyvisionError, match=r"its validation_data\.json is not what the data"):
+        check_files(plan, SimpleNamespace(files=second))
+
+
 def test_bits_per_byte_count_the_bytes_of_the_targets(overrides, shards):
     (config,) = compose("language", [*overrides["language"], *shards])
     task = build_task(config)
