@@ -46,7 +46,8 @@ from polyvision.models.values import MadeUpValues
 __all__ = ["HOOKS", "Call", "Place", "Target", "Tracer", "hooks_of"]
 
 _TORCH = str(Path(torch.__file__).parent)
-_OWN = (__file__, *(str(Path(__file__).with_name(name)) for name in ("layout.py", "flow.py", "values.py")))
+_BESIDE = ("layout.py", "flow.py", "values.py")
+_OWN = (__file__, *(str(Path(__file__).with_name(name)) for name in _BESIDE))
 # Functions whose results are laid out like their first argument if they have its rank.
 _KEEP = {
     *(torch.chunk, Tensor.chunk, torch.split, Tensor.split, Tensor.__getitem__, Tensor.narrow),
@@ -93,6 +94,10 @@ class Tracer:
         _separate(self._twin)
         modules = self._twin.named_modules()
         self._names: dict[int, str] = {id(module): name for name, module in modules}
+        # Asked at every function, so told once: what happens inside of these is not looked at.
+        whole = {id(m) for m in self._twin.modules() if is_whole_norm(m)}
+        self._ours = whole | {id(m) for m in self._twin.modules() if is_activation(m)}
+        self._one = whole | {id(m) for m in self._twin.modules() if is_activation_module(m)}
         self._model = model
         self._values, self._parameters = _data(self._twin, model)
         self.absorbed: set[str] = set()  # activation modules that are part of an expression
@@ -227,7 +232,7 @@ class Tracer:
             for part in parts:
                 if isinstance(part, Tensor) and part.ndim == given.ndim:
                     self._layouts.adopt(part, self._layouts.here(given))
-        if any(is_activation(m) or is_whole_norm(m) for m, _ in self._layouts.running):
+        if any(id(module) in self._ours for module, _ in self._layouts.running):
             return
         source = self._recorded.flow.of(given) if isinstance(given, Tensor) else None
         node = self._recorded.flow.record(function, args, kwargs, output)
@@ -266,7 +271,7 @@ class Tracer:
     def _inside(self, own: int) -> bool:
         """Tell whether an activation or a norm with a nonlinearity of its own makes the call."""
         outer = self._layouts.running[: len(self._layouts.running) - own]
-        return any(is_activation_module(m) or is_whole_norm(m) for m, _ in outer)
+        return any(id(module) in self._one for module, _ in outer)
 
     def _caller(self) -> tuple[Place | None, str, FrameType]:
         """Return where the call is written, in which function, and the frame of it."""

@@ -173,7 +173,8 @@ class _Edit:
         by_owner: dict[str, list[Use]] = {}
         new: dict[str, nn.Module] = {}
         names = {use.name for use in chosen}
-        at_place = Counter(t.place for use in uses for t in use.targets if t.place is not None)
+        at_place = Counter(t.place for use in uses for t in use.targets)
+        shared = {place for place, count in at_place.items() if place is not None and count > 1}
         for use in uses:
             target = use.targets[0]
             if use.name in names and not use.known:
@@ -184,7 +185,7 @@ class _Edit:
             elif use.name in names and not use.rewritten and any(t.dropped for t in use.targets):
                 reason = f"{target.caller} drops its result: it relies on a change in place"
                 left.append(Kept(use.name, use.kind, reason))
-            elif use.name in names and use.rewritten and at_place[target.place] > 1:
+            elif use.name in names and use.rewritten and target.place in shared:
                 reason = f"one place in {target.caller} calls several functions"
                 left.append(Kept(use.name, use.kind, reason))
             elif use.name in names and not use.rewritten and self._is_compiled(use.name):
