@@ -20,10 +20,26 @@ def escape_output() -> None:
 
 def lasting_output() -> None:
     """Do so, and go on without an output that cannot be written: closed, or on a full disk."""
+    _fill_closed()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if type(stream) is io.TextIOWrapper:
             setattr(sys, name, _lasting(stream))
+
+
+def _fill_closed() -> None:
+    """Put the null device where the program was started with a standard stream closed.
+
+    Else the next file that is opened takes its number, and gets what is written for a terminal.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
+        if getattr(sys, name) is None:  # none where there is no console, too
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _lasting(stream: io.TextIOWrapper) -> io.TextIOWrapper:

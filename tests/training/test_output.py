@@ -67,6 +67,18 @@ def test_a_full_disk_is_said_once_and_survived():
     assert done.stderr == b"note: standard output: No space left on device; going on without it\n"
 
 
+@pytest.mark.skipif(os.name != "posix", reason="closes descriptors as a shell does")
+def test_no_file_takes_the_place_of_a_closed_output(tmp_path):
+    code = "import os, sys\n"
+    code += "from polyvision.training.output import lasting_output as f; f()\n"
+    code += "print('out'); print('err', file=sys.stderr)\n"
+    code += "file = open(sys.argv[1], 'w'); os.write(2, b'for the terminal')\n"
+    file = tmp_path / "metrics"
+    shell = '"$0" -c "$1" "$2" <&- >&- 2>&-'
+    subprocess.run(["sh", "-c", shell, sys.executable, code, str(file)], check=True)
+    assert file.read_bytes() == b""
+
+
 def test_the_trainers_print_so(monkeypatch):
     called = []
     monkeypatch.setattr(sys, "argv", ["train_lm.py", "seed=1"])

@@ -202,10 +202,14 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.seed is not None and not 0 <= arguments.seed < 2**63:
         raise PolyvisionError(f"--seed must be a number from 0 to 2^63 - 1, got {arguments.seed}")
     for name in ("prompt", "stop"):
-        for text in getattr(arguments, name):
-            try:
-                text.encode()
-            except UnicodeEncodeError:
-                raise PolyvisionError(f"--{name} {text!r} is not UTF-8") from None
+        setattr(arguments, name, [_utf8(text, f"--{name}") for text in getattr(arguments, name)])
     if "" in arguments.stop:
         raise PolyvisionError("--stop '' would end every text at once: give some text")
+
+
+def _utf8(text: str, place: str) -> str:
+    """Read an argument of the command line as UTF-8, also where the locale is ASCII."""
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
+        raise PolyvisionError(f"{place} {text!a} is not UTF-8") from None

@@ -135,6 +135,12 @@ def test_mistakes_are_one_line(byte_run, capsys, arguments, text) -> None:
     assert text in line
 
 
+def test_a_prompt_is_utf8_in_an_ascii_locale_too(byte_run, capsys) -> None:
+    given = "naïve 😀".encode().decode("ascii", "surrogateescape")  # as sys.argv has it there
+    out, _ = call(capsys, byte_run, "--prompt", given, "--max-new-tokens", 0)
+    assert out == "naïve 😀\n"
+
+
 def test_a_prompt_file_is_text_without_a_byte_order_mark(byte_run, tmp_path, capsys) -> None:
     file = tmp_path / "prompt.txt"
     file.write_bytes(b"\xef\xbb\xbfthe sea")
