@@ -46,7 +46,10 @@ from polyvision.models.values import MadeUpValues
 __all__ = ["HOOKS", "Call", "Place", "Target", "Tracer", "hooks_of"]
 
 _TORCH = str(Path(torch.__file__).parent)
-_OWN = (__file__, *(str(Path(__file__).with_name(name)) for name in ("layout.py", "flow.py", "values.py")))
+_OWN = (
+    __file__,
+    *(str(Path(__file__).with_name(name)) for name in ("layout.py", "flow.py", "values.py")),
+)
 # Functions whose results are laid out like their first argument if they have its rank.
 _KEEP = {
     *(torch.chunk, Tensor.chunk, torch.split, Tensor.split, Tensor.__getitem__, Tensor.narrow),

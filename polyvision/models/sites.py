@@ -38,7 +38,9 @@ KEPT_ROLES: dict[Role, str] = {
 
 _Calls = dict[Target, list[Call]]
 _HEAD = re.compile(r"(classifier|head|fc|pooler|pre_logits|last_linear)\w*(\.|$)")
-_MLP = re.compile(r"mlp|ffn|feed_?forward|intermediate|glu|Transformer(En|De)coderLayer", re.IGNORECASE)
+_MLP = re.compile(
+    r"mlp|ffn|feed_?forward|intermediate|glu|Transformer(En|De)coderLayer", re.IGNORECASE
+)
 _LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 
 
