@@ -184,7 +184,12 @@ class _Edit:
             elif use.name in names and not use.rewritten and any(t.dropped for t in use.targets):
                 reason = f"{target.caller} drops its result: it relies on a change in place"
                 left.append(Kept(use.name, use.kind, reason))
-            elif use.name in names and use.rewritten and at_place[target.place] > 1:
+            elif (
+                use.name in names
+                and use.rewritten
+                and target.place is not None
+                and at_place[target.place] > 1
+            ):
                 reason = f"one place in {target.caller} calls several functions"
                 left.append(Kept(use.name, use.kind, reason))
             elif use.name in names and not use.rewritten and self._is_compiled(use.name):
