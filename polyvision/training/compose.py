@@ -51,6 +51,7 @@ T = TypeVar("T")
 
 # Groups whose keys are names that the user chooses, or options that their readers check.
 _OPEN = re.compile(r"data\.(val|mix)[.=]|(model|data|recipe)\.(\w+_)?options\.\w+=")
+_OWN_ACTIVATION = " One of your own is known once the module that registers it has been imported."
 
 _SCHEMAS: dict[str, dict[str, type[Any]]] = {
     "vision": {
@@ -324,7 +325,8 @@ def _group_fits(override: Override, groups: dict[str, list[str]], problems: list
     if choices is None or override.is_delete():
         return True
     wrong = [str(v) for v in _values(override) if str(v) not in choices]
-    problems.extend(f"{unknown(override.key_or_group, w, choices)}" for w in wrong)
+    hint = _OWN_ACTIVATION if override.key_or_group == "act" else ""
+    problems.extend(f"{unknown(override.key_or_group, w, choices)}{hint}" for w in wrong)
     return not wrong
 
 
