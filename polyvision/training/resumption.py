@@ -12,10 +12,11 @@ from typing import Any
 from polyvision.errors import PolyvisionError
 from polyvision.models.network import network_from_plain
 from polyvision.training.checkpoint import AtomicCheckpointIO
+from polyvision.training.loader import TrainLoader
 from polyvision.training.run import Run
 from polyvision.training.task import Task
 
-__all__ = ["Place", "check_files", "place_in"]
+__all__ = ["Place", "check_files", "compare_data", "place_in"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +106,17 @@ def check_files(plan: Run, task: Task) -> None:
                 f"cannot resume {plan.folder}: its {name} is not what the data gives now. Use the "
                 f"same data, or leave resume= out to start a new run"
             )
+
+
+def compare_data(checkpoint: Path, loader: TrainLoader) -> None:
+    """Refuse other data than that of the checkpoint.
+
+    Raises:
+        PolyvisionError: the data changed, or the checkpoint cannot be read.
+    """
+    states = _state(checkpoint)["loops"]["fit_loop"]["state_dict"]["combined_loader"]
+    for state in states:
+        loader.load_state_dict(state)
 
 
 def _same(name: str, before: str, now: str) -> bool:

@@ -16,6 +16,7 @@ import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 
 from polyvision.analysis.metrics import higher_is_better
+from polyvision.errors import PolyvisionError
 from polyvision.training.analyses import Analyses, probe
 from polyvision.training.board import Board, run_card
 from polyvision.training.callbacks import Console
@@ -32,7 +33,7 @@ from polyvision.training.plan import Steps, count_steps, plan_rows, target_text,
 from polyvision.training.quiet import quiet
 from polyvision.training.ranks import RankError, Watch, watched
 from polyvision.training.report import format_summary, format_table
-from polyvision.training.resumption import Place, check_files, place_in
+from polyvision.training.resumption import Place, check_files, compare_data, place_in
 from polyvision.training.run import Run, hold_run, plan_run, write_json
 from polyvision.training.schema import Config
 from polyvision.training.state import track
@@ -62,6 +63,7 @@ def run_task(
     plan = plan_run(config)
     finished = plan.summary()
     if config.resume is not None and finished is not None:
+        _check_finished(config, hardware, build, plan)
         print(f"{plan.folder} has finished already; nothing to resume")
         print(format_summary(plan, finished, overrides), flush=True)
         return finished
@@ -85,6 +87,27 @@ def run_task(
     check_files(plan, task)
     with hold_run(config, plan) as run:
         return _fit(config, hardware, task, loader, steps, cost, run, place, rows, overrides)
+
+
+def _check_finished(
+    config: Config, hardware: Hardware, build: Callable[[Config], Task], plan: Run
+) -> None:
+    """Refuse to take a finished run for one on data that was changed since.
+
+    Data that is gone cannot be compared; the run has its results all the same.
+
+    Raises:
+        PolyvisionError: the data is not what the run was trained on.
+    """
+    if plan.checkpoint is None or "LOCAL_RANK" in os.environ:
+        return
+    try:  # as for a dry run: no weights are made
+        task = build(dataclasses.replace(config, finetune=None, dry_run=True))
+    except (PolyvisionError, OSError) as error:
+        print(f"note: the data of {plan.folder} was not compared: {error}", file=sys.stderr)
+        return
+    check_files(plan, task)
+    compare_data(plan.checkpoint, train_batches(config, hardware, task))
 
 
 def _fit(

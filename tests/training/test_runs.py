@@ -235,6 +235,19 @@ def test_finished_run_is_not_repeated_by_auto(train, tmp_path, capsys):
     assert folder_of(tmp_path, "seed0-2").is_dir()
 
 
+def test_a_finished_run_is_not_taken_for_one_on_other_data(train, tmp_path, capsys):
+    text = tmp_path / "corpus.txt"
+    text.write_text("hello whale, hello ship.\n" * 400, encoding="utf-8")
+    run = ["data=text", f"data.path={text}", "data.tokenizer=bytes", "trainer.max_steps=2"]
+    first = train("language", *run)
+    text.write_text(text.read_text(encoding="utf-8").replace("hello", "HELLO", 1), encoding="utf-8")
+    with pytest.raises(ValueError, match="data changed"):
+        train("language", *run, "resume=auto")
+    text.unlink()  # results stay when the data is gone
+    assert train("language", *run, "resume=auto")["last"] == first["last"]
+    assert "was not compared" in capsys.readouterr().err
+
+
 def test_non_finite_loss_stops_before_the_step(train, monkeypatch):
     seen = {}
     original = TaskModule.training_step
