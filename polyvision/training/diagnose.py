@@ -198,7 +198,7 @@ def advice(finding: Finding | None, model: nn.Module, *, step: int, narrow: bool
             f"Try {_smaller(model, step)}{wider}"
         )
     if step == 0:
-        return f"No step is taken yet, so recipe.lr has no part in it: look at the data{wider}"
+        return f"No step is taken yet, so recipe.lr has no part in it. Try other data{wider}"
     return f"Try a lower recipe.lr, recipe.clip_grad=1.0, a longer recipe.warmup_epochs{wider}"
 
 

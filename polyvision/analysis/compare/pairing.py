@@ -117,7 +117,7 @@ def metrics_of(runs: Sequence[Run]) -> list[str]:
 def final(run: Run, tag: str, step: int | None = None) -> float | None:
     """Return the last value of a metric, or the last one up to ``step``.
 
-    The training loss is of single batches: it is the mean over the last tenth of the steps.
+    The training loss, which is that of single steps, is the mean over the last tenth of them.
     """
     values = _until(run, tag, step)
     if not values:
