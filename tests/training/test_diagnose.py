@@ -163,7 +163,7 @@ def test_powers_of_powers_are_explained(name):
 
 
 def test_advice_without_growth(net):
-    assert advice(None, net, step=0, narrow=True).endswith("look at the data or precision=32")
+    assert advice(None, net, step=0, narrow=True).endswith("Try other data or precision=32")
     assert advice(None, net, step=3, narrow=False).startswith("Try a lower recipe.lr")
 
 
