@@ -3,9 +3,9 @@
     python -m benchmarks.cross_entropy [--words 50304] [--width 768] [--tokens 4096] [--rounds 3]
 
 Loss and gradients of hidden states and output matrix, fp32, summed over tokens. Contenders: ours
-(``models/loss.py``), ``F.cross_entropy(F.linear(x, weight), targets)``, and torch's own chunks
-(``F.linear_cross_entropy`` with its default options), where it has them. Times are medians of
-rounds in turn; memory is the most that forward and backward pass add to the operands, gradients
+(``models/language/loss.py``), ``F.cross_entropy(F.linear(x, weight), targets)``, and torch's own
+chunks (``F.linear_cross_entropy`` with its default options), where it has them. Times are medians
+of rounds in turn; memory is the most that forward and backward pass add to the operands, gradients
 included, alone in a process of its own.
 """
 
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from benchmarks.memory import added_peak, in_own_process
 from polyvision.analysis.result import text_table
-from polyvision.models.loss import linear_cross_entropy
+from polyvision.models.language.loss import linear_cross_entropy
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 

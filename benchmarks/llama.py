@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyvision.models.ffn import gated_hidden
-from polyvision.models.transformer import TransformerShape
+from polyvision.models.language.ffn import gated_hidden
+from polyvision.models.language.transformer import TransformerShape
 
 __all__ = ["TextbookFFN", "TextbookLlama", "litgpt_llama"]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polyvision.data.folder import ClassTree, ImageFiles, scan_class_tree
+from polyvision.data.images.folder import ClassTree, ImageFiles, scan_class_tree
 
 
 def private_mib() -> float:

@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
-from polyvision.training.board import Board
-from polyvision.training.compose import compose
-from polyvision.training.loggers import JsonLinesLogger
-from polyvision.training.monitor import ActivationMonitor
+from polyvision.training.config.compose import compose
+from polyvision.training.logging.activation_monitor import ActivationMonitor
+from polyvision.training.logging.loggers import JsonLinesLogger
+from polyvision.training.logging.tensorboard import Board
 from polyvision.training.session import run_task
 
 SMALL = {
@@ -92,7 +92,7 @@ def watched() -> Iterator[Stopwatch]:
 
 def measure(task: Any, overrides: list[str]) -> Timing:
     """Train once, in a folder that is thrown away."""
-    domain = importlib.import_module(f"polyvision.training.{task}")
+    domain = importlib.import_module(f"polyvision.training.tasks.{task}")
     with tempfile.TemporaryDirectory() as folder, watched() as watch:
         (config,) = compose(task, [*overrides, f"run_root={folder}"])
         cpu = time.process_time()

@@ -24,13 +24,13 @@ from pathlib import Path
 
 import numpy as np
 
-from polyvision.data.corpus import INDEX, INDEX_VERSION, TOKENIZER, Corpus
-from polyvision.data.prepare import Settings, prepare
-from polyvision.data.sampling import ShuffledWindows
-from polyvision.data.shards import ShardHeader
-from polyvision.data.sources import find_sources, read_pieces
-from polyvision.data.text import load_book
-from polyvision.data.tokenizers import ByteTokenizer
+from polyvision.data.text.corpus import INDEX, INDEX_VERSION, TOKENIZER, Corpus
+from polyvision.data.text.file import load_book
+from polyvision.data.text.prepare.prepare import Settings, prepare
+from polyvision.data.text.sampling import ShuffledWindows
+from polyvision.data.text.shards import ShardHeader
+from polyvision.data.text.sources import find_sources, read_pieces
+from polyvision.data.text.tokenizers import ByteTokenizer
 
 # Tokens and documents of each shard of the corpora that are only opened: 2 KB of text a document.
 SHARD_TOKENS, SHARD_DOCUMENTS = 1 << 26, 1 << 16
@@ -89,7 +89,7 @@ def prepare_rates(text: str, tokenizers: list[str], workers: int, folder: Path) 
 
 def loader_rate(corpus: Corpus, context: int, batch: int) -> float:
     """Return the tokens/s of the training loader."""
-    from polyvision.training.loader import TrainLoader
+    from polyvision.training.loading.loader import TrainLoader
 
     windows = ShuffledWindows(corpus.parts["train"], context, seed=0)
     loader = TrainLoader(windows, batch, seed=0)
@@ -106,8 +106,8 @@ def consumed(preset: str, vocabulary: int) -> tuple[float, int]:
     """Return the tokens/s of a model's training step with PolyNorm, and its context."""
     # Here, since each process that encodes imports what stands at the top of this file.
     from benchmarks.train_lm import random_tokens, training_step
-    from polyvision.training.compose import compose
-    from polyvision.training.language import transformer_shape
+    from polyvision.training.config.compose import compose
+    from polyvision.training.tasks.language import transformer_shape
 
     (config,) = compose("language", [f"model={preset}"])
     shape = transformer_shape(config.model, config.act, vocabulary)

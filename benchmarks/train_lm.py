@@ -41,12 +41,12 @@ from torch import Tensor, nn
 from benchmarks.llama import TextbookFFN, TextbookLlama, litgpt_llama
 from benchmarks.memory import added_peak, in_own_process
 from polyvision import kernels
+from polyvision.analysis.cost.saved_bytes import SavedTensors
 from polyvision.analysis.result import text_table
-from polyvision.analysis.saved import SavedTensors
-from polyvision.models.ffn import FeedForward
-from polyvision.models.transformer import Transformer, TransformerShape
-from polyvision.training.compose import compose
-from polyvision.training.language import transformer_shape
+from polyvision.models.language.ffn import FeedForward
+from polyvision.models.language.transformer import Transformer, TransformerShape
+from polyvision.training.config.compose import compose
+from polyvision.training.tasks.language import transformer_shape
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 OURS = ("swiglu", "polynorm", "polyrelu", "gelu")

@@ -43,11 +43,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from polyvision import kernels
-from polyvision.data.augment import Augment, train_transform
-from polyvision.models.vision import create_vision_model
-from polyvision.training import vision
-from polyvision.training.compose import compose
+from polyvision.data.images.augment import Augment, train_transform
+from polyvision.models.vision.create import create_vision_model
+from polyvision.training.config.compose import compose
 from polyvision.training.session import run_task
+from polyvision.training.tasks import vision
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CLASSES = 4

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from benchmarks.activations import Formula, Paper
 from polyvision import kernels
 from polyvision.activations import PolyNorm
-from polyvision.models.transformer import Transformer, TransformerShape
-from polyvision.models.vision import create_vision_model
+from polyvision.models.language.transformer import Transformer, TransformerShape
+from polyvision.models.vision.create import create_vision_model
 
 Step = Callable[[], None]
 

@@ -14,9 +14,9 @@ from polyvision.activations import (
     register_activation,
 )
 from polyvision.errors import PolyvisionError
-from polyvision.models.saved import load_model
-from polyvision.models.swap import swap_activations
-from polyvision.models.weights import load_pretrained
+from polyvision.models.swap.replace import swap_activations
+from polyvision.models.trained.saved import load_model
+from polyvision.models.weights.load import load_pretrained
 
 __version__ = "0.1.0"
 

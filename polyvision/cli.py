@@ -16,7 +16,7 @@ from typing import Any
 
 import polyvision
 from polyvision.errors import PolyvisionError, unknown
-from polyvision.training.output import escape_output
+from polyvision.output import escape_output
 
 __all__ = ["main"]
 
@@ -28,7 +28,7 @@ _VERBS: dict[str, tuple[str, str]] = {
     ),
     "ablate": (
         "train the runs of one of the paper's ablations, and compare them",
-        "polyvision.training.ablate",
+        "polyvision.training.ablate.command",
     ),
     "analyse": (
         "measure rank, layer similarity, cost or health of a trained model",
@@ -48,19 +48,19 @@ _VERBS: dict[str, tuple[str, str]] = {
     ),
     "export": (
         "write a trained network as safetensors, ONNX or a program of torch.export",
-        "polyvision.models.export_verb",
+        "polyvision.models.trained.command",
     ),
     "prepare-text": (
         "write text, JSON lines or parquet as token shards for data=shards",
-        "polyvision.data.prepare_verb",
+        "polyvision.data.text.prepare.command",
     ),
     "verify-text": (
         "read every byte of prepared text and compare it with its checksums",
-        "polyvision.data.verify_verb",
+        "polyvision.data.text.prepare.verify_command",
     ),
     "swap-report": (
         "swap the activations of a model without data, and print what was replaced and what not",
-        "polyvision.models.swap_verb",
+        "polyvision.models.swap.command",
     ),
     "stability": (
         "measure where activations overflow in fp16, and what that does to training",

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyvision.models.calls import Tracer
-from polyvision.models.inputs import Inputs, other_sizes
-from polyvision.models.moe import MoE
-from polyvision.models.sites import feature_dim
-from polyvision.models.transformer import Transformer
+from polyvision.models.language.moe import MoE
+from polyvision.models.language.transformer import Transformer
+from polyvision.models.swap.sites import feature_dim
+from polyvision.models.trace.calls import Tracer
+from polyvision.models.trace.inputs import Inputs, other_sizes
 
 __all__ = [
     "FeedForwardPart",

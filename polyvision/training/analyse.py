@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from polyvision.analysis.cost_report import cost_tables
-from polyvision.analysis.health import gradient_norms
+from polyvision.analysis.cost.report import cost_tables
+from polyvision.analysis.health.measure import gradient_norms
 from polyvision.analysis.language.trained import pick_device
 from polyvision.analysis.result import Result
 from polyvision.errors import PolyvisionError, unknown
-from polyvision.training.analyses import KINDS, Probe, analyse, probe, rank_history
-from polyvision.training.module import TaskModule
+from polyvision.training.logging.analysis_callback import KINDS, Probe, analyse, probe, rank_history
+from polyvision.training.loop.module import TaskModule
 from polyvision.training.restore import load_model
 
 __all__ = ["add_arguments", "run"]

@@ -13,6 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from polyvision.errors import PolyvisionError
+from polyvision.output import lasting_output, say_error
 from polyvision.training.children import (
     SWEEP_VARIABLE,
     Child,
@@ -21,7 +22,7 @@ from polyvision.training.children import (
     is_further_rank,
     run_children,
 )
-from polyvision.training.compose import (
+from polyvision.training.config.compose import (
     CONFIG_MODULE,
     SCRIPTS,
     Task,
@@ -31,10 +32,9 @@ from polyvision.training.compose import (
     open_keys,
     typed_config,
 )
-from polyvision.training.output import lasting_output, say_error
-from polyvision.training.overrides import check_validation, given_keys
-from polyvision.training.paths import from_folder
-from polyvision.training.schema import Config
+from polyvision.training.config.overrides import check_validation, given_keys
+from polyvision.training.config.paths import from_folder
+from polyvision.training.config.schema import Config
 
 __all__ = ["main"]
 
@@ -93,7 +93,7 @@ def _main(task: Task) -> None:
 def _run(task: Task, config: Config) -> Any:
     """Do what the configuration asks for; return the best value of a run."""
     # Imported here: a mistake on the command line is answered before the heavy imports.
-    domain = importlib.import_module(f"polyvision.training.{task}")
+    domain = importlib.import_module(f"polyvision.training.tasks.{task}")
     overrides = list(HydraConfig.get().overrides.task)
     if config.validate is not None:
         validate = importlib.import_module("polyvision.training.validate").validate
@@ -107,7 +107,7 @@ def _run(task: Task, config: Config) -> Any:
 
 
 def _ranks() -> Any:
-    return importlib.import_module("polyvision.training.ranks")
+    return importlib.import_module("polyvision.training.run.ranks")
 
 
 def _sweep(options: list[str], overrides: list[str]) -> int:

@@ -6,22 +6,22 @@ import dataclasses
 import math
 from pathlib import Path
 
+from polyvision.analysis.cost.estimate import Cost
 from polyvision.errors import PolyvisionError, unknown
-from polyvision.training.cost import Cost
-from polyvision.training.hardware import Hardware
-from polyvision.training.loader import TrainLoader
-from polyvision.training.optimization import learning_rate
-from polyvision.training.report import count, size
-from polyvision.training.run import Run
-from polyvision.training.schema import (
+from polyvision.training.config.schema import (
     Config,
     ImageDataConfig,
     LanguageRecipeConfig,
     TextDataConfig,
     VisionRecipeConfig,
 )
-from polyvision.training.task import Task
-from polyvision.training.workers import worker_count
+from polyvision.training.loading.loader import TrainLoader
+from polyvision.training.loading.workers import worker_count
+from polyvision.training.logging.summary import count, size
+from polyvision.training.loop.devices import Hardware
+from polyvision.training.loop.optimization import learning_rate
+from polyvision.training.run.folder import Run
+from polyvision.training.tasks.task import Task
 
 __all__ = ["Steps", "count_steps", "plan_rows", "target_text", "train_batches"]
 

@@ -10,13 +10,13 @@ from typing import Any
 import yaml
 
 from polyvision.errors import PolyvisionError, looked_for
-from polyvision.models.saved import check_registered, load_strictly
-from polyvision.training.checkpoint import AtomicCheckpointIO
-from polyvision.training.compose import config_from_plain
-from polyvision.training.module import TaskModule
-from polyvision.training.run import Run
-from polyvision.training.schema import Config, VisionModelConfig
-from polyvision.training.task import Task
+from polyvision.models.trained.saved import check_registered, load_strictly
+from polyvision.training.config.compose import config_from_plain
+from polyvision.training.config.schema import Config, VisionModelConfig
+from polyvision.training.loop.module import TaskModule
+from polyvision.training.run.checkpoint import AtomicCheckpointIO
+from polyvision.training.run.folder import Run
+from polyvision.training.tasks.task import Task
 
 __all__ = ["Restored", "load_model"]
 
@@ -59,7 +59,7 @@ def load_model(path: str | Path) -> Restored:
     if not isinstance(state, dict) or not {"state_dict", "global_step"} <= set(state):
         raise PolyvisionError(f"{checkpoint} is not the checkpoint of a run")
     config = _config(run.folder / "config.yaml")
-    domain = importlib.import_module(f"polyvision.training.{config.task}")
+    domain = importlib.import_module(f"polyvision.training.tasks.{config.task}")
     task: Task = domain.build_task(config)
     module = task.module(task.model, config.recipe, seed=config.seed, total_steps=1, epoch_steps=1)
     load_strictly(module, state["state_dict"], str(checkpoint))

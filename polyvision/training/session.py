@@ -15,33 +15,33 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 
+from polyvision.analysis.cost.estimate import Cost, estimate_cost
 from polyvision.analysis.metrics import higher_is_better
 from polyvision.errors import PolyvisionError
-from polyvision.training.analyses import Analyses, probe
-from polyvision.training.board import Board, run_card
-from polyvision.training.callbacks import Console
-from polyvision.training.checkpoint import AtomicCheckpointIO
-from polyvision.training.checkpoints import Checkpoints
-from polyvision.training.cost import Cost, estimate_cost
-from polyvision.training.hardware import Hardware, resolve_hardware
-from polyvision.training.loader import TrainLoader, ValLoader, shared_batches, val_loader
-from polyvision.training.loggers import JsonLinesLogger, truncate_metrics
-from polyvision.training.monitor import ActivationMonitor
-from polyvision.training.optimization import build_optimizer, build_schedule
-from polyvision.training.output import say_error
+from polyvision.output import say_error
+from polyvision.training.config.schema import Config
+from polyvision.training.loading.loader import TrainLoader, ValLoader, shared_batches, val_loader
+from polyvision.training.loading.workers import worker_count
+from polyvision.training.logging.activation_monitor import ActivationMonitor
+from polyvision.training.logging.analysis_callback import Analyses, probe
+from polyvision.training.logging.console import Console
+from polyvision.training.logging.loggers import JsonLinesLogger, truncate_metrics
+from polyvision.training.logging.quiet import quiet
+from polyvision.training.logging.summary import format_summary, format_table
+from polyvision.training.logging.tensorboard import Board, run_card
+from polyvision.training.loop.devices import Hardware, resolve_hardware
+from polyvision.training.loop.optimization import build_optimizer, build_schedule
+from polyvision.training.loop.saving import Checkpoints
+from polyvision.training.loop.stopping import Stopped, Stopping
+from polyvision.training.loop.throughput import Throughput
 from polyvision.training.plan import Steps, count_steps, plan_rows, target_text, train_batches
-from polyvision.training.quiet import quiet
-from polyvision.training.ranks import RankError, Watch, watched
-from polyvision.training.report import format_summary, format_table
-from polyvision.training.resumption import Place, check_files, compare_data, place_in
-from polyvision.training.run import Run, hold_run, plan_run, write_json
-from polyvision.training.schema import Config
-from polyvision.training.state import track
-from polyvision.training.stopping import Stopped, Stopping
-from polyvision.training.storage import write_whole
-from polyvision.training.task import Task, follow_average
-from polyvision.training.throughput import Throughput
-from polyvision.training.workers import worker_count
+from polyvision.training.run.checkpoint import AtomicCheckpointIO
+from polyvision.training.run.folder import Run, hold_run, plan_run, write_json
+from polyvision.training.run.ranks import RankError, Watch, watched
+from polyvision.training.run.resume import Place, check_files, compare_data, place_in
+from polyvision.training.run.state import track
+from polyvision.training.run.storage import write_whole
+from polyvision.training.tasks.task import Task, follow_average
 
 __all__ = ["run_task"]
 

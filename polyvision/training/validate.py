@@ -18,14 +18,10 @@ import yaml
 from lightning.pytorch import Trainer
 
 from polyvision.errors import PolyvisionError
-from polyvision.models.network import VisionNetwork
-from polyvision.models.saved import Saved, load_strictly, open_saved
-from polyvision.training.compose import SCRIPTS, config_from_plain
-from polyvision.training.hardware import resolve_hardware
-from polyvision.training.loader import val_loader
-from polyvision.training.quiet import quiet
-from polyvision.training.report import format_table
-from polyvision.training.schema import (
+from polyvision.models.trained.network import VisionNetwork
+from polyvision.models.trained.saved import Saved, load_strictly, open_saved
+from polyvision.training.config.compose import SCRIPTS, config_from_plain
+from polyvision.training.config.schema import (
     ActivationConfig,
     Config,
     ImageDataConfig,
@@ -33,8 +29,12 @@ from polyvision.training.schema import (
     TextDataConfig,
     VisionModelConfig,
 )
-from polyvision.training.task import Task
-from polyvision.training.workers import worker_count
+from polyvision.training.loading.loader import val_loader
+from polyvision.training.loading.workers import worker_count
+from polyvision.training.logging.quiet import quiet
+from polyvision.training.logging.summary import format_table
+from polyvision.training.loop.devices import resolve_hardware
+from polyvision.training.tasks.task import Task
 
 __all__ = ["validate"]
 

@@ -15,7 +15,7 @@ from torchvision.models.feature_extraction import create_feature_extractor
 
 from polyvision import PolyNorm2d, PolyvisionError, create_activation, functional
 from polyvision.activations import PolyCom, activation_names
-from polyvision.models.ffn import FeedForward
+from polyvision.models.language.ffn import FeedForward
 
 
 def traced(model: nn.Module, *inputs: Tensor) -> fx.GraphModule:

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from polyvision.activations import create_activation
 from polyvision.errors import PolyvisionError
-from polyvision.training.compose import compose
+from polyvision.training.config.compose import compose
 
 BASES = {
     "polyrelu": F.relu,

@@ -7,16 +7,17 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from polyvision.analysis import blocks, similarity
-from polyvision.analysis.health import (
+from polyvision.analysis import similarity
+from polyvision.analysis.health import blocks
+from polyvision.analysis.health.measure import (
     excess_kurtosis,
     gradient_norms,
     measure_health,
     zero_share,
 )
 from polyvision.analysis.similarity import analyse_similarity, cosine_matrix
-from polyvision.models.shape import TransformerShape
-from polyvision.models.transformer import Transformer
+from polyvision.models.language.shape import TransformerShape
+from polyvision.models.language.transformer import Transformer
 
 SHAPE = TransformerShape(vocab_size=32, context=16, width=8, layers=3, heads=2, ffn_hidden=24)
 

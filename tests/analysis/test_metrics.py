@@ -3,9 +3,9 @@
 import pytest
 
 from polyvision.analysis.metrics import higher_is_better
-from polyvision.training.checkpoints import Checkpoints
-from polyvision.training.run import Run
-from polyvision.training.stopping import Stopping
+from polyvision.training.loop.saving import Checkpoints
+from polyvision.training.loop.stopping import Stopping
+from polyvision.training.run.folder import Run
 
 
 @pytest.mark.parametrize(

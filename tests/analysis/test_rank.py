@@ -8,9 +8,9 @@ from torch import nn
 
 from polyvision.analysis.layers import weight_matrices
 from polyvision.analysis.rank import analyse_rank, effective_rank
-from polyvision.models.shape import MoEShape, TransformerShape
-from polyvision.models.transformer import Transformer
-from polyvision.models.vision import create_vision_model
+from polyvision.models.language.shape import MoEShape, TransformerShape
+from polyvision.models.language.transformer import Transformer
+from polyvision.models.vision.create import create_vision_model
 
 
 def with_singular_values(values, rows, columns):

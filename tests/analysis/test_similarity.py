@@ -8,9 +8,9 @@ from torch import nn
 
 from polyvision.analysis.similarity import analyse_similarity, cosine_matrix, hidden_states
 from polyvision.errors import PolyvisionError
-from polyvision.models.shape import MoEShape, TransformerShape
-from polyvision.models.transformer import Transformer
-from polyvision.models.vision import create_vision_model
+from polyvision.models.language.shape import MoEShape, TransformerShape
+from polyvision.models.language.transformer import Transformer
+from polyvision.models.vision.create import create_vision_model
 
 
 def test_cosines_of_known_angles():

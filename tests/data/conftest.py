@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from sample_texts import document
 
-from polyvision.data.corpus import Corpus
-from polyvision.data.prepare import Settings, prepare
-from polyvision.data.sources import find_sources
+from polyvision.data.text.corpus import Corpus
+from polyvision.data.text.prepare.prepare import Settings, prepare
+from polyvision.data.text.sources import find_sources
 
 # Arguments of ``prepare`` itself.
 _OWN = ("workers", "overwrite", "on_progress", "skip_bad_lines", "check_inputs", "say")

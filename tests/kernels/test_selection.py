@@ -14,7 +14,7 @@ from polyvision.kernels.cpu import build
 
 from polyvision import cli, kernels
 from polyvision import functional as F
-from polyvision.data import cache
+from polyvision.data.text import cache
 from polyvision.files import cache_folder
 
 RUN = """

@@ -4,9 +4,9 @@ import signal
 
 import pytest
 
-from polyvision.data.text import load_book
-from polyvision.training.compose import compose
-from polyvision.training.module import TaskModule
+from polyvision.data.text.file import load_book
+from polyvision.training.config.compose import compose
+from polyvision.training.loop.module import TaskModule
 from polyvision.training.session import run_task
 
 
@@ -68,7 +68,7 @@ def train(overrides):
     def run(task, *more):
         import importlib
 
-        domain = importlib.import_module(f"polyvision.training.{task}")
+        domain = importlib.import_module(f"polyvision.training.tasks.{task}")
         (config,) = compose(task, [*overrides[task], *more])
         return run_task(config, domain.build_task)
 

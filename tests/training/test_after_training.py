@@ -13,12 +13,13 @@ from safetensors.torch import save_file
 
 from polyvision import PolyvisionError, load_model
 from polyvision.cli import main
-from polyvision.models.export import export_saved
-from polyvision.models.saved import open_saved
-from polyvision.training import language, restore, vision
-from polyvision.training.compose import compose
-from polyvision.training.overrides import check_validation, given_keys
+from polyvision.models.trained.export import export_saved
+from polyvision.models.trained.saved import open_saved
+from polyvision.training import restore
+from polyvision.training.config.compose import compose
+from polyvision.training.config.overrides import check_validation, given_keys
 from polyvision.training.session import run_task
+from polyvision.training.tasks import language, vision
 from polyvision.training.validate import validate
 
 BUILD = {"vision": vision.build_task, "language": language.build_task}

@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from polyvision.models.empty import empty
-from polyvision.models.shape import MoEShape, TransformerShape
-from polyvision.models.transformer import Transformer
-from polyvision.models.vision import create_vision_model
-from polyvision.training import language, session, vision
-from polyvision.training.compose import compose
-from polyvision.training.cost import estimate_cost
+from polyvision.analysis.cost.estimate import estimate_cost
+from polyvision.models.language.shape import MoEShape, TransformerShape
+from polyvision.models.language.transformer import Transformer
+from polyvision.models.vision.create import create_vision_model
+from polyvision.models.weights.empty import empty
+from polyvision.training import session
+from polyvision.training.config.compose import compose
+from polyvision.training.tasks import language, vision
 
 SHAPE = TransformerShape(vocab_size=64, context=32, width=16, layers=2, heads=4, ffn_hidden=24)
 

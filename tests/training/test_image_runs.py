@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 from torch import nn
 
-from polyvision.data.images import Augment, collate, load_image_data
+from polyvision.data.images.registry import Augment, collate, load_image_data
 from polyvision.errors import PolyvisionError
-from polyvision.training.compose import compose
+from polyvision.training.config.compose import compose
 from polyvision.training.session import run_task
-from polyvision.training.vision import VisionModule, build_task
+from polyvision.training.tasks.vision import VisionModule, build_task
 
 
 def draw(root: Path, seed: int) -> Path:

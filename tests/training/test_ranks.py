@@ -117,7 +117,7 @@ FAULTY = """
 import os, signal, sys
 from polyvision.errors import PolyvisionError
 from polyvision.training import app
-from polyvision.training.module import TaskModule
+from polyvision.training.loop.module import TaskModule
 
 def fault(kind):
     if kind == "mistake":

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from polyvision.training.report import format_summary
-from polyvision.training.run import Run
+from polyvision.training.logging.summary import format_summary
+from polyvision.training.run.folder import Run
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-from polyvision.data.tokenizers import Tokenizer
+from polyvision.data.text.tokenizers import Tokenizer
 
 __all__ = ["Continuation"]
 
@@ -26,7 +26,7 @@ class Continuation:
         ended: why it ended: ``end token`` or ``stop text``; None while it goes on.
 
     Example:
-        >>> from polyvision.data.tokenizers import ByteTokenizer
+        >>> from polyvision.data.text.tokenizers import ByteTokenizer
         >>> said = Continuation(ByteTokenizer(), stops=["es"])
         >>> [said.add(byte) for byte in b"yes!"]
         ['y', '', '', '']

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from polyvision.data.corpus import INDEX, PROGRESS, Corpus, Part
-from polyvision.data.shards import token_dtype
-from polyvision.data.sources import find_sources, read_pieces
-from polyvision.data.tokenizers import Tokenizer
+from polyvision.data.text.corpus import INDEX, PROGRESS, Corpus, Part
+from polyvision.data.text.shards import token_dtype
+from polyvision.data.text.sources import find_sources, read_pieces
+from polyvision.data.text.tokenizers import Tokenizer
 from polyvision.errors import PolyvisionError
 
 __all__ = ["Tokens", "open_tokens"]

@@ -18,9 +18,9 @@ from polyvision.analysis.language.trained import (
     add_model_arguments,
     open_language_model,
 )
-from polyvision.data.utf8 import decode_text
+from polyvision.data.text.utf8 import decode_text
 from polyvision.errors import PolyvisionError
-from polyvision.models.generation import prompt_seeds, stream
+from polyvision.models.language.generation import prompt_seeds, stream
 
 __all__ = ["add_arguments", "continue_texts", "run"]
 
@@ -141,7 +141,7 @@ def continue_texts(
         prompts: the tokens of one or more texts, as ``Tokenizer.encode`` gives them; an empty one
             begins at the start of a document.
         max_new_tokens: the limit.
-        temperature: as in ``polyvision.models.generation.generate``, like the next two.
+        temperature: as in ``polyvision.models.language.generation.generate``, like the next two.
         top_k: number of tokens to draw from.
         top_p: probability of the tokens to draw from.
         stops: texts to end before.

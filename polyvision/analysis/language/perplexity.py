@@ -13,7 +13,7 @@ import torch
 from polyvision.analysis.language.spans import spans
 from polyvision.analysis.language.trained import TrainedModel
 from polyvision.errors import PolyvisionError
-from polyvision.models.loss import IGNORED
+from polyvision.models.language.loss import IGNORED
 
 __all__ = ["Score", "score_tokens"]
 

@@ -24,7 +24,7 @@ from polyvision.analysis.language.generate import continue_texts
 from polyvision.analysis.language.spans import Span, spans
 from polyvision.analysis.language.trained import TrainedModel
 from polyvision.errors import PolyvisionError
-from polyvision.models.generation import prompt_seeds
+from polyvision.models.language.generation import prompt_seeds
 
 __all__ = ["Answerer", "CutContexts"]
 

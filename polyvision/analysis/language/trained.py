@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from polyvision.data.tokenizers import Tokenizer, tokenizer_from_json
+from polyvision.data.text.tokenizers import Tokenizer, tokenizer_from_json
 from polyvision.errors import PolyvisionError
-from polyvision.models.saved import WEIGHTS, Saved, open_saved
-from polyvision.models.transformer import Transformer
+from polyvision.models.language.transformer import Transformer
+from polyvision.models.trained.saved import WEIGHTS, Saved, open_saved
 
 __all__ = ["TrainedModel", "add_model_arguments", "open_language_model", "pick_device"]
 

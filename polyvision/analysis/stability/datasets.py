@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from polyvision.analysis.stability.training import Batches
-from polyvision.data.augment import Augment
-from polyvision.data.images import collate, load_image_data
-from polyvision.data.text import TokenWindows, load_book
+from polyvision.data.images.augment import Augment
+from polyvision.data.images.registry import collate, load_image_data
+from polyvision.data.text.file import TokenWindows, load_book
 
 __all__ = ["book", "digits"]
 

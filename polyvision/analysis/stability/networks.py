@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from polyvision.activations import create_activation
 from polyvision.errors import unknown
-from polyvision.models.transformer import Transformer, TransformerShape
-from polyvision.models.vision import create_vision_model
+from polyvision.models.language.transformer import Transformer, TransformerShape
+from polyvision.models.vision.create import create_vision_model
 
 __all__ = ["MLP", "NETWORKS", "ResidualMLP", "build_network", "draw_weights"]
 

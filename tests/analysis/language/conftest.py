@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from polyvision.data.tokenizers import BPETokenizer, ByteTokenizer, Tokenizer
-from polyvision.models.network import LanguageNetwork, network_to_plain
-from polyvision.models.transformer import Transformer, TransformerShape
+from polyvision.data.text.tokenizers import BPETokenizer, ByteTokenizer, Tokenizer
+from polyvision.models.language.transformer import Transformer, TransformerShape
+from polyvision.models.trained.network import LanguageNetwork, network_to_plain
 
 TEXT = "the whale, the white whale; a café in Nantucket and the sea. " * 4
 

@@ -25,7 +25,7 @@ from polyvision.analysis.language.spans import spans
 from polyvision.analysis.language.trained import TrainedModel, open_language_model
 from polyvision.cli import main
 from polyvision.errors import PolyvisionError
-from polyvision.models.generation import generate
+from polyvision.models.language.generation import generate
 
 TEXT = "the white whale; a café in Nantucket and the sea. "
 

@@ -15,8 +15,8 @@ from polyvision.analysis.language import generate as verb
 from polyvision.analysis.language.continuation import Continuation
 from polyvision.analysis.language.trained import TrainedModel, open_language_model
 from polyvision.cli import main
-from polyvision.data.tokenizers import BPETokenizer, ByteTokenizer
-from polyvision.models.generation import generate
+from polyvision.data.text.tokenizers import BPETokenizer, ByteTokenizer
+from polyvision.models.language.generation import generate
 
 
 def opened(run: Path) -> TrainedModel:

@@ -1,0 +1,1 @@
+"""Cost: FLOPs, bytes kept for the backward pass, time."""

@@ -1,0 +1,1 @@
+"""Health of a network: zeros, dead neurons, extremes, sparsity."""

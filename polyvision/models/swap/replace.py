@@ -1,0 +1,354 @@
+"""Replace the activations of any network, and say exactly what was replaced and what was not."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from polyvision.errors import PolyvisionError, first_line, some, unknown
+from polyvision.models.swap.choice import Select, choose
+from polyvision.models.swap.replacement import Replacement, replacement
+from polyvision.models.swap.report import Kept, Site, SwapReport
+from polyvision.models.swap.rewrite import CannotRewrite, rewritten_class, source_of
+from polyvision.models.swap.save_pretrained import guard_save_pretrained
+from polyvision.models.swap.sites import Use, find_uses
+from polyvision.models.trace.calls import HOOKS, Call, Target, Tracer, hooks_of
+from polyvision.models.trace.functions import is_activation_module, is_whole_norm
+from polyvision.models.trace.inputs import Inputs, example_inputs
+
+__all__ = ["OnLeftover", "swap_activations"]
+
+OnLeftover = Literal["error", "warn", "ignore"]
+
+
+def swap_activations(
+    model: nn.Module,
+    act: str | Callable[..., nn.Module],
+    *,
+    inputs: Tensor | Sequence[Any] | Mapping[str, Any] | Inputs | None = None,
+    include: Select | Iterable[Select] | None = None,
+    exclude: Select | Iterable[Select] | None = None,
+    on_leftover: OnLeftover = "error",
+    **options: Any,
+) -> SwapReport:
+    """Give every activation site of ``model`` an activation ``act`` of its own, in place.
+
+    Activation modules are replaced, also inside norms that hold one (``BatchNormAct2d.act``). A
+    module that serves several sites gets one successor for each. A call of a function such as
+    ``F.relu`` becomes a module of the module that makes the call. A normalising activation gets the
+    feature dimension of its site, found by running the network on tensors without data. Every
+    other entry of the ``state_dict`` keeps its name and value.
+
+    An activation written by hand (``x * torch.sigmoid(x)``, or a module of your own that computes
+    one) is one site. A nonlinear pointwise function that is no known activation is left over.
+
+    Gates (sigmoid, hard-sigmoid, tanh), the kernels of linear attention, and positive scales and
+    outputs (softplus) stay unless ``include`` names them, and so do norms whose nonlinearity is
+    part of them (EvoNorm).
+
+    Args:
+        model: any network, on any device including meta; not yet compiled or scripted.
+        act: a registered activation that takes one input, or a class (``nn.Mish``) or function that
+            builds a new module at each call. One that is not registered counts as pointwise.
+        inputs: what ``model`` takes: a tensor, a tuple of arguments or a dictionary of keywords, of
+            which only shapes and dtypes matter. Not needed for most models of timm, torchvision and
+            transformers.
+        include: replace these only: roles (``stem block head gate mlp kernel positive``), names
+            or patterns of names (``layer1.*``), module classes or functions (``nn.GELU``,
+            ``F.relu``). A pattern with ``*`` or ``?`` reaches no gate, kernel or positive scale.
+        exclude: keep these, given in the same way.
+        on_leftover: what to do about activations that should be replaced and cannot be:
+            ``error`` (the model is left as it was), ``warn``, or ``ignore`` (they are listed).
+        options: keywords of the activation, such as ``order``.
+
+    Returns:
+        A record of what was done; ``print`` it for a table.
+
+    Raises:
+        PolyvisionError: a name, option, selection or input does not fit, a feature dimension
+            cannot be told, or something is left over. The model is then unchanged.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Sigmoid())
+        >>> report = swap_activations(model, "polynorm", order=2)
+        >>> model[1], [site.dim for site in report.sites], [gate.name for gate in report.gates]
+        (PolyNorm(order=2, eps=1e-06, dim=1), [1], ['3'])
+    """
+    if on_leftover not in get_args(OnLeftover):
+        raise unknown("on_leftover", str(on_leftover), get_args(OnLeftover))
+    _check_model(model)
+    activation = replacement(act, options, place=type(model).__name__)
+    if inputs is None:
+        inputs = example_inputs(model)
+    elif not isinstance(inputs, Inputs):
+        inputs = Inputs.of(inputs)
+    before = sum(p.numel() for p in model.parameters())
+    uses, idle, notes = find_uses(model, inputs, need_dim=activation.kind == "normalising")
+    chosen, kept = choose(model, uses, include, exclude)
+    kept += [Kept(name, kind, "never called") for name, kind in idle.items()]
+    kept += [
+        Kept(name, type(module).__name__, "a norm with its nonlinearity inside")
+        for name, module in model.named_modules()
+        if is_whole_norm(module)
+    ]
+    kept += [
+        Kept(name, type(module).__name__, "a recurrent layer with its ReLU inside")
+        for name, module in model.named_modules()
+        if isinstance(module, nn.RNN | nn.RNNCell) and module.nonlinearity == "relu"
+    ]
+    edit = _Edit(model, activation)
+    leftovers = edit.prepare(chosen, uses)
+    edit.apply()
+    try:
+        leftovers += _audit(model, activation.name, inputs, edit.done)
+        _settle(leftovers, on_leftover, type(model).__name__, activation.name)
+    except BaseException:
+        edit.undo()
+        raise
+    added = sum(p.numel() for p in model.parameters()) - before
+    if edit.done:
+        notes += guard_save_pretrained(model, coefficients=added > 0)
+    return SwapReport(
+        activation=activation.name,
+        sites=tuple(_site(use) for use in edit.done),
+        kept=tuple(kept),
+        leftovers=tuple(leftovers),
+        parameters_added=added,
+        notes=(*notes, *edit.notes),
+    )
+
+
+def _check_model(model: nn.Module) -> None:
+    kind = type(model).__name__
+    if not isinstance(model, nn.Module):
+        raise PolyvisionError(f"swap_activations needs an nn.Module, got {kind}")
+    if isinstance(model, torch.jit.ScriptModule) or kind == "OptimizedModule":
+        raise PolyvisionError(
+            f"{kind}: swap the activations of the plain network, then compile or script it"
+        )
+    scripted = [
+        f"{name}.{key}" if name else key
+        for name, module in model.named_modules()
+        if not isinstance(module, torch.jit.ScriptModule)
+        for key, child in module.named_children()
+        if isinstance(child, torch.jit.ScriptModule)
+    ]
+    if scripted:
+        raise PolyvisionError(
+            f"{kind}: what is scripted cannot be searched for activations ({some(scripted)}); swap "
+            "those of the plain network, then script"
+        )
+    lazy = [n for n, p in model.named_parameters() if is_lazy(p)]
+    if lazy:
+        raise PolyvisionError(
+            f"{kind}: {some(lazy)} get their shapes in the first forward pass; run the network once"
+        )
+    if is_activation_module(model):
+        raise PolyvisionError(f"the model is itself an activation, {kind}; there is no place in it")
+
+
+class _Edit:
+    """The changes to a network: prepared whole, then made, and undone if the audit fails."""
+
+    def __init__(self, model: nn.Module, activation: Replacement) -> None:
+        self.done: list[Use] = []
+        self.notes: list[str] = []
+        self._model = model
+        self._activation = activation
+        # Parent, attribute, new module, and the child of the parent that runs before it.
+        self._modules: list[tuple[nn.Module, str, nn.Module, str | None]] = []
+        self._classes: list[tuple[nn.Module, type[nn.Module]]] = []
+        self._undo: list[Callable[[], None]] = []
+
+    def prepare(self, chosen: Sequence[Use], uses: Sequence[Use]) -> list[Kept]:
+        """Build every activation and every rewritten class; return what cannot be replaced."""
+        left = []
+        by_owner: dict[str, list[Use]] = {}
+        new: dict[str, nn.Module] = {}
+        names = {use.name for use in chosen}
+        at_place = Counter(t.place for use in uses for t in use.targets)
+        shared = {place for place, count in at_place.items() if place is not None and count > 1}
+        for use in uses:
+            target = use.targets[0]
+            if use.name in names and not use.known:
+                reason = f"pointwise and nonlinear, but no known activation: {source_of(target)}"
+                left.append(Kept(use.name, use.kind, reason))
+            elif use.name in names and not use.keeps_shape:
+                left.append(Kept(use.name, use.kind, "its output has another shape than its input"))
+            elif use.name in names and not use.rewritten and any(t.dropped for t in use.targets):
+                reason = f"{target.caller} drops its result: it relies on a change in place"
+                left.append(Kept(use.name, use.kind, reason))
+            elif use.name in names and use.rewritten and target.place in shared:
+                reason = f"one place in {target.caller} calls several functions"
+                left.append(Kept(use.name, use.kind, reason))
+            elif use.name in names and not use.rewritten and self._is_compiled(use.name):
+                reason = "compiled by itself: swap the activations first, then compile"
+                left.append(Kept(use.name, use.kind, reason))
+            elif use.name in names and use.rewritten and target.place is None:
+                reason = f"called in {target.caller}, which is no method of a module"
+                left.append(Kept(use.name, use.kind, reason))
+            elif use.name in names:
+                new[use.name] = self._activation.at(use)
+                self.done.append(use)
+            elif use.rewritten and target.module in names:
+                # It shares a module that is replaced, and itself stays: it takes the old one along.
+                new[use.name] = self._model.get_submodule(target.module or "")
+            if use.name in new and use.rewritten and target.place is not None:
+                by_owner.setdefault(target.place.owner, []).append(use)
+        for owner, theirs in by_owner.items():
+            for kept in self._rewrite(self._model.get_submodule(owner), theirs):
+                left.append(kept)
+                del new[kept.name]
+        self.done = [use for use in self.done if use.name in new]
+        places = {use.name: use.targets[0].place for use in uses}
+        for name, module in new.items():
+            parent, _, attribute = name.rpartition(".")
+            place, after = self._model.get_submodule(parent), getattr(places[name], "after", None)
+            self._modules.append((place, attribute, module.train(place.training), after))
+        hooked = [n or "the network" for n, m in self._model.named_modules() if any(hooks_of(m))]
+        if hooked:
+            self.notes.append(f"hooks are not run while activations are looked for: {some(hooked)}")
+        self.notes += [note for use in self.done for note in self._about_hooks(use)]
+        return left
+
+    def _is_compiled(self, name: str) -> bool:
+        """Tell whether ``name`` is what a compiled module was made of, and still calls."""
+        parent = self._model.get_submodule(name.rpartition(".")[0])
+        return type(parent).__name__ == "OptimizedModule"
+
+    def _about_hooks(self, use: Use) -> list[str]:
+        """Say where hooks of the user go."""
+        module = use.targets[0].module
+        if module is None or not any(hooks_of(self._model.get_submodule(module))):
+            return []
+        if use.rewritten:
+            return [f"{use.name} is called in place of {module}, but has none of its hooks"]
+        return [f"the hooks of {module} are on the new module"]
+
+    def _rewrite(self, owner: nn.Module, uses: Sequence[Use]) -> list[Kept]:
+        """Rewrite what can be rewritten of the calls that one module makes."""
+        edits: dict[Target, str] = {}
+        left, new = [], None
+        for use in uses:
+            edit = {use.targets[0]: use.name.rpartition(".")[2]}
+            try:
+                new = rewritten_class(owner, edits | edit)
+            except CannotRewrite as reason:
+                left.append(Kept(use.name, use.kind, str(reason)))
+            else:
+                edits |= edit
+        if new is not None:
+            self._classes.append((owner, new))
+        return left
+
+    def apply(self) -> None:
+        """Make the prepared changes."""
+        for owner, cls in self._classes:
+            self._undo.append(partial(setattr, owner, "__class__", type(owner)))
+            owner.__class__ = cls
+        behind: dict[tuple[nn.Module, str | None], str] = {}  # the last one put behind a child
+        for parent, attribute, new, after in self._modules:
+            old = parent._modules.get(attribute)
+            self._undo.append(partial(_restore, parent, attribute, old))
+            if old is None:
+                _insert(parent, attribute, new, behind.get((parent, after), after))
+                behind[parent, after] = attribute
+            else:
+                parent._modules[attribute] = new
+                _take_hooks(old, new)
+            _leave_fast_path(parent, self._undo)
+
+    def undo(self) -> None:
+        """Put everything back."""
+        while self._undo:
+            self._undo.pop()()
+
+
+def _restore(parent: nn.Module, attribute: str, module: nn.Module | None) -> None:
+    if module is None:
+        del parent._modules[attribute]
+    else:
+        parent._modules[attribute] = module
+
+
+def _insert(parent: nn.Module, attribute: str, new: nn.Module, after: str | None) -> None:
+    """Add a child behind the one that runs before it, where ``children()`` has no other meaning."""
+    children = list(parent._modules)
+    parent._modules[attribute] = new
+    if isinstance(parent, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+        return  # their places are their names
+    start = children.index(after) + 1 if after in children else 0
+    for name in children[start:]:
+        parent._modules[name] = parent._modules.pop(name)
+
+
+def _take_hooks(old: nn.Module, new: nn.Module) -> None:
+    """Give ``new`` the hooks of ``old``: the same dictionaries, so that handles stay good."""
+    if any(hooks_of(old)):
+        for name in HOOKS:
+            vars(new)[f"_{name}"] = vars(old)[f"_{name}"]
+        new._is_full_backward_hook = old._is_full_backward_hook
+
+
+def _leave_fast_path(owner: nn.Module, undo: list[Callable[[], None]]) -> None:
+    """Keep torch's encoder layer from a fused kernel that would compute its old activation."""
+    flag = getattr(owner, "activation_relu_or_gelu", 0)
+    if flag:
+        undo.append(partial(setattr, owner, "activation_relu_or_gelu", flag))
+        setattr(owner, "activation_relu_or_gelu", 0)  # noqa: B010 - mypy takes it for a module
+
+
+def _audit(model: nn.Module, act: str, inputs: Inputs, uses: Sequence[Use]) -> list[Kept]:
+    """Trace the changed network: every new module must get the calls that its site had."""
+    tracer = Tracer(model, activations=[use.name for use in uses])
+    calls: dict[bool, dict[str | None, list[Call]]] = {}
+    for training in {use.training for use in uses}:
+        try:
+            seen = tracer.run(inputs, training=training)
+        except Exception as error:  # whatever a foreign forward raises
+            raise PolyvisionError(
+                f"{type(model).__name__} does not run with {act}: {first_line(error)}. The model "
+                "is unchanged."
+            ) from error
+        now_called = calls.setdefault(training, {})
+        for target, found in seen.items():
+            now_called.setdefault(target.module, []).extend(found)
+    left = []
+    for use in uses:
+        now = calls[use.training].get(use.name, [])
+        if len(now) != use.calls:
+            reason = f"the new module gets {len(now)} of {use.calls} calls"
+            left.append(Kept(use.name, use.kind, reason))
+        elif not all(call.keeps_shape for call in now):
+            left.append(Kept(use.name, use.kind, "the new module changes the shape"))
+    return left
+
+
+def _settle(leftovers: Sequence[Kept], on_leftover: OnLeftover, model: str, act: str) -> None:
+    """Raise, warn or say nothing about what is left over."""
+    if not leftovers or on_leftover == "ignore":
+        return
+    shown = "; ".join(f"{k.name} ({k.was}): {k.reason}" for k in leftovers[:5])
+    more = f"; and {len(leftovers) - 5} more" if len(leftovers) > 5 else ""
+    text = f"{model}: {len(leftovers)} activations cannot be replaced by {act}: {shown}{more}."
+    if on_leftover == "error":
+        raise PolyvisionError(
+            f"{text} The model is unchanged. exclude= them, or pass on_leftover='warn' or 'ignore'."
+        )
+    warnings.warn(text, stacklevel=3)
+
+
+def _site(use: Use) -> Site:
+    how: Any = "module"
+    if use.targets[0].module is None:
+        how = "expression" if use.targets[0].expression else "function"
+    elif use.rewritten:
+        how = "unshared"
+    return Site(use.name, use.kind, how, use.role, use.dim, use.calls)

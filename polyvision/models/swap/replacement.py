@@ -1,0 +1,114 @@
+"""What a swap puts into every site: a registered activation, or what a class or function builds."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from polyvision.activations import activation_info, activation_names, create_activation
+from polyvision.activations.registry import Kind
+from polyvision.errors import PolyvisionError, first_line, unknown
+from polyvision.models.swap.sites import Use
+
+__all__ = ["Replacement", "check_activation", "replacement"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Replacement:
+    """What to put into every site: its name for messages, and how it is built."""
+
+    name: str
+    kind: Kind
+    build: Callable[..., nn.Module]
+    accepts: frozenset[str]  # keywords, among them those that only the site knows
+
+    def at(self, use: Use) -> nn.Module:
+        """Build the activation of one site."""
+        keywords: dict[str, Any] = {}
+        if self.kind == "normalising":
+            if use.dim is None:
+                raise PolyvisionError(
+                    f"activation site {use.name!r} {use.no_dim}; exclude it or choose a pointwise "
+                    "activation"
+                )
+            keywords["dim"] = use.dim
+        place: dict[str, Any] = {"device": use.device}
+        if use.dtype.is_floating_point:
+            place["dtype"] = use.dtype
+        keywords |= {key: value for key, value in place.items() if key in self.accepts}
+        return self.build(**keywords).to(**place)
+
+
+def replacement(
+    act: str | Callable[..., nn.Module], options: Mapping[str, Any], *, place: str
+) -> Replacement:
+    """Find the activation that a name, a class or a function means."""
+    named = act if isinstance(act, str) else None
+    for name in activation_names():
+        if activation_info(name).factory is act:
+            named = name
+    if named is not None:
+        check_activation(named, options, place=place)
+        info = activation_info(named)
+        build = partial(create_activation, named, **options)
+        return Replacement(named, info.kind, build, _keywords(info.factory))
+    valid = ", ".join(activation_names("pointwise", "normalising", "stochastic"))
+    wanted = f"a name ({valid}), or a class or function that builds a new module at each call"
+    if isinstance(act, nn.Module) or not callable(act):
+        raise PolyvisionError(f"act must be {wanted}, got {' '.join(repr(act).split())}")
+    called = getattr(act, "__name__", type(act).__name__)
+    try:
+        made, other = act(**options), act(**options)
+    except Exception as error:  # whatever a foreign constructor raises
+        text = f"{called}({', '.join(options)}) failed: {first_line(error)}"
+        raise PolyvisionError(f"{text}. act must be {wanted}") from error
+    if not isinstance(made, nn.Module) or made is other:
+        built = "the same module twice" if isinstance(made, nn.Module) else repr(made)
+        raise PolyvisionError(f"act must be {wanted}, but {called}() gives {built}")
+    accepts, kind = _keywords(act), _kind_of(made, place)
+    if kind == "normalising" and "dim" not in accepts:
+        raise PolyvisionError(
+            f"{called}() builds a {type(made).__name__}, which needs the feature dimension of its "
+            "site: pass the class, or a function that takes dim"
+        )
+    return Replacement(type(made).__name__, kind, partial(act, **options), accepts)
+
+
+def _kind_of(module: nn.Module, place: str) -> Kind:
+    """Return the kind of the registered class of ``module``; any other counts as pointwise."""
+    for info in map(activation_info, activation_names()):
+        if inspect.isclass(info.factory) and isinstance(module, info.factory):
+            check_activation(info.name, {}, place=place)
+            return info.kind
+    return "pointwise"
+
+
+def _keywords(factory: Callable[..., nn.Module]) -> frozenset[str]:
+    try:
+        return frozenset(inspect.signature(factory).parameters)
+    except ValueError:  # some functions of C have none
+        return frozenset()
+
+
+def check_activation(act: str, options: Mapping[str, Any], *, place: str) -> None:
+    """Check the name and the names of the options.
+
+    Raises:
+        PolyvisionError: unknown, or gated, which fits no site of one input.
+    """
+    info = activation_info(act)
+    if info.kind == "gated":
+        valid = activation_names("pointwise", "normalising", "stochastic")
+        raise PolyvisionError(
+            f"{act} is gated: it needs two inputs and fits the feed-forward network of a language "
+            f"model only. For {place} choose one of: {', '.join(valid)}."
+        )
+    fields = [field.name for field in dataclasses.fields(info.options)]
+    for option in options:
+        if option not in fields:
+            raise unknown(f"option of activation {act!r}", option, fields)

@@ -1,0 +1,1 @@
+"""Trained networks: description, loading, export."""

@@ -1,0 +1,1 @@
+"""timm networks with any activation."""

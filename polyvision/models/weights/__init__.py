@@ -1,0 +1,1 @@
+"""Files of weights, loading them, and networks built without any."""

@@ -1,0 +1,1 @@
+"""Ablations: which runs a study needs, training them, the report."""

@@ -1,0 +1,1 @@
+"""Configuration: the keys, their types and checks, composed by Hydra."""

@@ -1,0 +1,59 @@
+"""Options of optimizers and schedules: those that nothing would read are refused."""
+
+from __future__ import annotations
+
+import inspect
+
+from polyvision.errors import PolyvisionError, did_you_mean
+from polyvision.training.config.schema import RecipeConfig
+
+__all__ = ["check_optimizer_options", "check_schedule_options"]
+
+# The recipe has keys of its own for these.
+_OWN = {"params", "lr", "weight_decay", "self"}
+# A recipe has them for its own optimizer; timm leaves them out for one that does not.
+_DROPPED = {"betas", "eps", "momentum"}
+
+_ALL = {"warmup_prefix", "noise", "noise_pct", "noise_std", "noise_seed"}
+_CYCLES = {"cycle_mul", "cycle_decay", "cycle_limit"}
+# What timm's create_scheduler_v2 reads for each schedule; it takes the rest and ignores it.
+_SCHEDULES = {
+    "cosine": _ALL | _CYCLES | {"k_decay"},
+    "poly": _ALL | _CYCLES | {"k_decay", "decay_rate"},
+    "step": _ALL | {"decay_epochs", "decay_rate"},
+    "multistep": _ALL | {"decay_milestones", "decay_rate"},
+    "wsd": _ALL | {"decay_epochs", "decay_fn"},
+    "constant": _ALL,
+}
+
+
+def check_optimizer_options(recipe: RecipeConfig, constructor: inspect.Signature) -> None:
+    """Refuse ``recipe.optimizer_options`` that the optimizer's constructor does not have.
+
+    Raises:
+        PolyvisionError: the first such option, with those that there are.
+    """
+    parameters = constructor.parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return
+    given = {k: v for k, v in recipe.optimizer_options.items() if k not in _DROPPED}
+    _check("optimizer", recipe.optimizer, given, set(parameters) - _OWN)
+
+
+def check_schedule_options(recipe: RecipeConfig) -> None:
+    """Refuse ``recipe.schedule_options`` that the schedule does not read.
+
+    Raises:
+        PolyvisionError: the first such option, with those that there are.
+    """
+    _check("schedule", recipe.schedule, recipe.schedule_options, _SCHEDULES[recipe.schedule])
+
+
+def _check(kind: str, choice: str, options: dict[str, object], valid: set[str]) -> None:
+    for key in options:
+        if key not in valid:
+            place = f"recipe.{kind}_options.{key}"
+            raise PolyvisionError(
+                f"{place}: recipe.{kind}={choice} does not read it.{did_you_mean(key, valid)} "
+                f"Valid: {', '.join(sorted(valid))}. Take it out with ~{place}"
+            )

@@ -1,0 +1,1 @@
+"""What is logged and printed of a run."""

@@ -1,0 +1,1 @@
+"""The two tasks: image classification and language modelling."""
