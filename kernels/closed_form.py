@@ -22,12 +22,12 @@ from torch import Tensor
 
 __all__ = [
     "coefficient_room",
+    "empty_grad_like",
     "empty_stats",
     "poly_norm_backward",
     "poly_norm_forward",
     "poly_relu_backward",
     "poly_relu_forward",
-    "room_like",
     "stats_shape",
     "supports",
 ]
@@ -50,7 +50,7 @@ def empty_stats(x: Tensor, weight: Tensor, dim: int) -> Tensor:
     return x.new_empty(stats_shape(x, weight, dim), dtype=compute_dtype(x))
 
 
-def room_like(tensor: Tensor | None, needed: bool) -> Tensor | None:
+def empty_grad_like(tensor: Tensor | None, needed: bool) -> Tensor | None:
     """Return room for the gradient of a tensor, laid out like it."""
     return torch.empty_like(tensor) if tensor is not None and needed else None
 
@@ -127,7 +127,7 @@ def poly_norm_backward(
     """
     if not x.numel():
         dweight, dbias = coefficient_room(weight, needs[1]), coefficient_room(bias, needs[2])
-        return room_like(x, needs[0]), dweight, dbias, room_like(mul, needs[3])
+        return empty_grad_like(x, needs[0]), dweight, dbias, empty_grad_like(mul, needs[3])
     u, scale = _norm_base(x, dim, rectify)
     g = grad.to(u.dtype)
     dmul = None

@@ -12,7 +12,12 @@ from typing import Any
 
 import torch
 from polyvision.kernels import selection
-from polyvision.kernels.closed_form import coefficient_room, empty_stats, room_like, stats_shape
+from polyvision.kernels.closed_form import (
+    coefficient_room,
+    empty_grad_like,
+    empty_stats,
+    stats_shape,
+)
 from torch import Tensor
 
 __all__ = ["norm", "norm_backward", "relu", "relu_backward"]
@@ -128,7 +133,7 @@ def _fake_gradients(
     x: Tensor, coefficients: Sequence[Tensor | None], mul: Tensor | None, needs: Sequence[bool]
 ) -> tuple[Tensor, ...]:
     small = [coefficient_room(c, n) for c, n in zip(coefficients, needs[1:-1], strict=True)]
-    return _filled(x, [room_like(x, needs[0]), *small, room_like(mul, needs[-1])])
+    return _filled(x, [empty_grad_like(x, needs[0]), *small, empty_grad_like(mul, needs[-1])])
 
 
 @norm_backward.register_fake

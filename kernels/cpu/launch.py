@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 from polyvision.kernels import closed_form
-from polyvision.kernels.closed_form import coefficient_room, empty_stats, room_like
+from polyvision.kernels.closed_form import coefficient_room, empty_grad_like, empty_stats
 from polyvision.kernels.cpu import build
 from torch import Tensor
 
@@ -202,7 +202,7 @@ def poly_norm_backward(
     needs: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of x, weight, bias and mul; see ``closed_form.poly_norm_backward``."""
-    dx, dmul = room_like(x, needs[0]), room_like(mul, needs[3])
+    dx, dmul = empty_grad_like(x, needs[0]), empty_grad_like(mul, needs[3])
     dweight, dbias = coefficient_room(weight, needs[1]), coefficient_room(bias, needs[2])
     if x.numel():
         coefficients = (weight.contiguous(), _plain(bias), None, dweight, dbias, None)
@@ -243,7 +243,7 @@ def poly_relu_backward(
     """Return the gradients of x, weight, bias, slope and mul; see ``closed_form``."""
     if _rows_and_channels(slope, group):
         return closed_form.poly_relu_backward(grad, x, weight, bias, slope, mul, group, needs)
-    dx, dmul = room_like(x, needs[0]), room_like(mul, needs[4])
+    dx, dmul = empty_grad_like(x, needs[0]), empty_grad_like(mul, needs[4])
     dweight, dbias = coefficient_room(weight, needs[1]), coefficient_room(bias, needs[2])
     dslope = coefficient_room(slope, needs[3])
     if x.numel():

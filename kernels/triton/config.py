@@ -16,7 +16,7 @@ __all__ = ["Tile", "norm_tile", "programs", "relu_tile", "warp_size"]
 _SHORT = 2048  # elements of a tile that holds several short rows
 _LONGEST = 16384  # features of the longest row kept in registers, in the lightest case
 _CHUNK = 8192  # features of a tile of longer rows
-_ABREAST = 32  # rows of a strided tile: whole memory sectors
+STRIDED_ROWS = 32  # rows of a strided tile: whole memory sectors
 _STRIDED_LONGEST = 128  # features of the longest strided row kept in registers
 _STRIDED_CHUNK = 64  # features of a tile of longer strided rows
 _LOW_ORDER = 4  # above, a row's coefficients and statistics fill the registers
@@ -55,8 +55,8 @@ def norm_tile(size: int, inner: int, itemsize: int, order: int, gated: bool, rec
         longest, chunk = _STRIDED_LONGEST >> 3 * high, _STRIDED_CHUNK >> 2 * high
         features = min(features, chunk) if size > longest else features
         # Each thread holds several rows and what belongs to them: it needs up to 255 registers.
-        rows, most = min(max(_SHORT // features, _ABREAST), _power_of_two(inner)), 256
-        rows = min(rows, _ABREAST) if high else rows
+        rows, most = min(max(_SHORT // features, STRIDED_ROWS), _power_of_two(inner)), 256
+        rows = min(rows, STRIDED_ROWS) if high else rows
     threads = min(max(rows * features // 16, 128), most)
     return Tile(rows, features, threads, size > longest)
 

@@ -14,14 +14,6 @@ from omegaconf import DictConfig
 
 from polyvision.errors import PolyvisionError
 from polyvision.output import lasting_output, say_error
-from polyvision.training.children import (
-    SWEEP_VARIABLE,
-    Child,
-    command_of_this_program,
-    describe_code,
-    is_further_rank,
-    run_children,
-)
 from polyvision.training.config.compose import (
     CONFIG_MODULE,
     SCRIPTS,
@@ -35,6 +27,14 @@ from polyvision.training.config.compose import (
 from polyvision.training.config.overrides import check_validation, given_keys
 from polyvision.training.config.paths import from_folder
 from polyvision.training.config.schema import Config
+from polyvision.training.signals import (
+    SWEEP_VARIABLE,
+    Child,
+    command_of_this_program,
+    describe_code,
+    is_further_rank,
+    run_children,
+)
 
 __all__ = ["main"]
 

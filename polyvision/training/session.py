@@ -18,6 +18,7 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from polyvision.analysis.cost.estimate import Cost, estimate_cost
 from polyvision.analysis.metrics import higher_is_better
 from polyvision.errors import PolyvisionError
+from polyvision.files import write_whole
 from polyvision.output import say_error
 from polyvision.training.config.schema import Config
 from polyvision.training.loading.loader import TrainLoader, ValLoader, shared_batches, val_loader
@@ -36,11 +37,10 @@ from polyvision.training.loop.stopping import Stopped, Stopping
 from polyvision.training.loop.throughput import Throughput
 from polyvision.training.plan import Steps, count_steps, plan_rows, target_text, train_batches
 from polyvision.training.run.checkpoint import AtomicCheckpointIO
-from polyvision.training.run.folder import Run, hold_run, plan_run, write_json
+from polyvision.training.run.folder import Run, hold_run, locate_run, write_json
 from polyvision.training.run.ranks import RankError, Watch, watched
-from polyvision.training.run.resume import Place, check_files, compare_data, place_in
+from polyvision.training.run.resume import Place, check_files, compare_data, find_checkpoint
 from polyvision.training.run.state import track
-from polyvision.training.run.storage import write_whole
 from polyvision.training.tasks.task import Task, follow_average
 
 __all__ = ["run_task"]
@@ -60,14 +60,14 @@ def run_task(
         ValueError: anything in the configuration, the data or the machine that does not fit.
     """
     hardware = resolve_hardware(config)
-    plan = plan_run(config)
+    plan = locate_run(config)
     finished = plan.summary()
     if config.resume is not None and finished is not None:
         _check_finished(config, hardware, build, plan)
         print(f"{plan.folder} has finished already; nothing to resume")
         print(format_summary(plan, finished, overrides), flush=True)
         return finished
-    plan, place = place_in(plan, config.recipe.accumulate)
+    plan, place = find_checkpoint(plan, config.recipe.accumulate)
     quiet()
     seed_everything(config.seed, verbose=False)
     # A checkpoint to go on from has the weights, wherever they came from at first.
@@ -84,7 +84,7 @@ def run_task(
         task.check()
     if config.dry_run:
         return None
-    check_files(plan, task)
+    check_files(plan, task.files)
     with hold_run(config, plan) as run:
         return _fit(config, hardware, task, loader, steps, cost, run, place, rows, overrides)
 
@@ -106,7 +106,7 @@ def _check_finished(
     except (PolyvisionError, OSError) as error:
         print(f"note: the data of {plan.folder} was not compared: {error}", file=sys.stderr)
         return
-    check_files(plan, task)
+    check_files(plan, task.files)
     compare_data(plan.checkpoint, train_batches(config, hardware, task))
 
 

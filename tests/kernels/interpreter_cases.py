@@ -90,7 +90,7 @@ def test_norm_over_channels(shape):
 
 @pytest.mark.usefixtures("small_tiles")
 def test_norm_over_channels_in_chunks(monkeypatch):
-    monkeypatch.setattr(config, "_ABREAST", 4)
+    monkeypatch.setattr(config, "STRIDED_ROWS", 4)
     check_norm(guarded((2, 23, 3, 3), FP32, 2), WEIGHT[:3], mul=torch.randn(2, 23, 3, 3), dim=1)
 
 

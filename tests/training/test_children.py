@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from polyvision.training.children import Child, describe_code, run_children
+from polyvision.training.signals import Child, describe_code, run_children
 
 SLEEPER = """
 import signal, sys, time

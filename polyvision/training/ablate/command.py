@@ -16,9 +16,9 @@ from polyvision.output import lasting_output
 from polyvision.training.ablate.plan import Planned, plan_study
 from polyvision.training.ablate.report import report
 from polyvision.training.ablate.studies import STUDIES, Study
-from polyvision.training.children import Child, describe_code, run_children
 from polyvision.training.config.compose import SCRIPTS, Task
 from polyvision.training.logging.summary import format_table
+from polyvision.training.signals import Child, describe_code, run_children
 
 __all__ = ["add_arguments", "job_slots", "run"]
 

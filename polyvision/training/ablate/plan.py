@@ -11,7 +11,7 @@ from polyvision.errors import PolyvisionError, looked_for
 from polyvision.training.ablate.studies import Size, Study
 from polyvision.training.config.compose import Task, compose
 from polyvision.training.config.schema import Config, LanguageModelConfig, TextDataConfig
-from polyvision.training.run.folder import Run, plan_run
+from polyvision.training.run.folder import Run, locate_run
 
 __all__ = ["Planned", "plan_study", "sized"]
 
@@ -68,7 +68,7 @@ def plan_study(
             seeded = dataclasses.replace(config, seed=seed)
             own = [*common, *variant, f"seed={seed}"]
             try:
-                planned.append(Planned(own, seeded, plan_run(seeded)))
+                planned.append(Planned(own, seeded, locate_run(seeded)))
             except PolyvisionError as error:
                 problems.append(str(error))
     if problems:

@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from polyvision.training.run.storage import write_whole
+from polyvision.files import write_whole
 
 __all__ = ["JsonLinesLogger", "truncate_metrics"]
 

@@ -21,7 +21,7 @@ from polyvision.training.loop.averaging import WeightAverage, averaged_tag
 from polyvision.training.loop.non_finite import Finding, advice, find_non_finite, non_finite_samples
 from polyvision.training.loop.optimization import build_optimizer, build_schedule
 from polyvision.training.loop.steps import FinishedStep, StepListener, StepSums, Sums
-from polyvision.training.run.checkpoint import split_anew
+from polyvision.training.run.checkpoint import rescale_progress
 
 __all__ = ["NonFiniteError", "TaskModule"]
 
@@ -201,7 +201,7 @@ class TaskModule(LightningModule):
         """Restore the averaged weights; go on at the same step if steps are split differently."""
         then, now = checkpoint.get("accumulate", self.recipe.accumulate), self.recipe.accumulate
         if then != now:
-            split_anew(checkpoint["loops"], then, now)
+            rescale_progress(checkpoint["loops"], then, now)
         if self.average:
             self.average.load_state_dict(checkpoint["ema"])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,10 @@ from typing import Any
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
+from polyvision.files import whole_file
 from polyvision.models.weights.files import read_tensor_file
 
-__all__ = ["AtomicCheckpointIO", "split_anew"]
+__all__ = ["AtomicCheckpointIO", "rescale_progress"]
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -24,18 +24,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Save ``checkpoint`` at ``path``."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.name}.partial")
         try:
-            with partial.open("wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(target)
+            with whole_file(target) as partial:
+                torch.save(checkpoint, partial)
         except (OSError, RuntimeError) as error:
             # torch closes the archive after a failed write, and that fails in words of its own.
             raise _first_cause(error, target) from error
-        finally:
-            partial.unlink(missing_ok=True)
 
     def load_checkpoint(
         self,
@@ -52,7 +46,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return loaded
 
 
-def split_anew(loops: dict[str, Any], then: int, now: int) -> None:
+def rescale_progress(loops: dict[str, Any], then: int, now: int) -> None:
     """Rewrite Lightning's progress in a checkpoint for another number of passes in a step.
 
     The loader keeps its place in samples, which needs no change; Lightning counts passes.

@@ -26,21 +26,21 @@ import yaml
 
 import polyvision
 from polyvision.activations import activation_origin
-from polyvision.data.lock import only_writer
 from polyvision.errors import PolyvisionError, looked_for
+from polyvision.files import only_writer, write_whole
 from polyvision.models.trained.saved import check_registered
-from polyvision.training.children import SWEEP_VARIABLE
 from polyvision.training.config.compose import completed
 from polyvision.training.config.schema import Config
-from polyvision.training.run.storage import explained, write_whole
+from polyvision.training.run.storage import explained
+from polyvision.training.signals import SWEEP_VARIABLE
 
 __all__ = [
     "FOLDER_VARIABLE",
     "Run",
     "config_differences",
     "hold_run",
+    "locate_run",
     "open_run",
-    "plan_run",
     "write_json",
 ]
 
@@ -133,7 +133,7 @@ class Run:
         return summary
 
 
-def plan_run(config: Config) -> Run:
+def locate_run(config: Config) -> Run:
     """Say which folder a run would use, and which checkpoint it would go on from.
 
     Raises:

@@ -26,8 +26,8 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 from polyvision.errors import PolyvisionError
-from polyvision.training.children import describe_code
 from polyvision.training.run.folder import FOLDER_VARIABLE, write_json
+from polyvision.training.signals import describe_code
 
 __all__ = ["RankError", "Ranks", "Watch", "end_with_the_first", "leave_error", "watched"]
 

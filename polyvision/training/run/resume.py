@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,8 @@ from polyvision.models.trained.network import network_from_plain
 from polyvision.training.loading.loader import TrainLoader
 from polyvision.training.run.checkpoint import AtomicCheckpointIO
 from polyvision.training.run.folder import Run
-from polyvision.training.tasks.task import Task
 
-__all__ = ["Place", "check_files", "compare_data", "place_in"]
+__all__ = ["Place", "check_files", "compare_data", "find_checkpoint"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Place:
     logged: int | None = None
 
 
-def place_in(plan: Run, accumulate: int) -> tuple[Run, Place]:
+def find_checkpoint(plan: Run, accumulate: int) -> tuple[Run, Place]:
     """Return the run with a checkpoint that is whole, and the place it goes on from.
 
     The last checkpoint may have been damaged since it was written: then it is the one before.
@@ -89,13 +89,13 @@ def _advice(plan: Run) -> str:
     return f"Leave resume= out to start a new run{best}"
 
 
-def check_files(plan: Run, task: Task) -> None:
+def check_files(plan: Run, files: Mapping[str, str]) -> None:
     """Refuse to go on with other classes, another tokenizer, or another validation set.
 
     Raises:
         PolyvisionError: a file of the run is not what the data gives now.
     """
-    for name, text in task.files.items():
+    for name, text in files.items():
         path = plan.folder / name
         if (
             plan.checkpoint is not None

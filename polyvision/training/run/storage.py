@@ -1,36 +1,18 @@
-"""Files of a run folder: whole or absent, and errors that say what to do."""
+"""What a file that cannot be written or read says: one line that tells how to go on."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from polyvision.errors import PolyvisionError
 
-__all__ = ["explained", "write_whole"]
+__all__ = ["explained"]
 
 # A failed write tells no file name, since only the descriptor was at hand.
 _STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG}
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write ``text`` so that the file is whole, or still what it was; never half.
-
-    As checkpoints are: beside the target, flushed to the disk, then renamed.
-    """
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from polyvision.errors import PolyvisionError
 from polyvision.training.config.compose import compose
 from polyvision.training.logging.loggers import truncate_metrics
 from polyvision.training.run.checkpoint import AtomicCheckpointIO
-from polyvision.training.run.folder import Run, config_differences, hold_run, open_run, plan_run
+from polyvision.training.run.folder import Run, config_differences, hold_run, locate_run, open_run
 from polyvision.training.run.resume import Place
 from polyvision.training.session import _prepare_folder
 
@@ -28,7 +28,7 @@ def config(tmp_path, monkeypatch):
 
 def opened(config, **changes):
     config = dataclasses.replace(config, **changes)
-    return open_run(config, plan_run(config))
+    return open_run(config, locate_run(config))
 
 
 def test_name_says_task_data_model_activation_and_seed(config, tmp_path):
@@ -43,7 +43,7 @@ def test_reruns_count_up(config):
 
 
 def test_two_processes_never_share_a_folder(config):
-    plans = [plan_run(config) for _ in range(2)]
+    plans = [locate_run(config) for _ in range(2)]
     assert plans[0].folder == plans[1].folder
     assert [open_run(config, plan).folder.name for plan in plans] == ["seed3", "seed3-2"]
 
@@ -51,17 +51,17 @@ def test_two_processes_never_share_a_folder(config):
 def test_auto_takes_the_latest_run_and_starts_one_if_there_is_none(config):
     assert opened(config, resume="auto").checkpoint is None
     opened(config)
-    second = plan_run(dataclasses.replace(config, resume="auto"))
+    second = locate_run(dataclasses.replace(config, resume="auto"))
     assert second.folder.name == "seed3-2"
     second.last.touch()
-    assert plan_run(dataclasses.replace(config, resume="auto")).checkpoint == second.last
+    assert locate_run(dataclasses.replace(config, resume="auto")).checkpoint == second.last
 
 
 def test_a_run_root_that_the_locale_cannot_read_is_refused(config):
     with pytest.raises(
         PolyvisionError, match=r"run_root='r\\udcc3\\udcbcns' is not .* PYTHONUTF8=1"
     ):
-        plan_run(dataclasses.replace(config, run_root="r\udcc3\udcbcns"))
+        locate_run(dataclasses.replace(config, run_root="r\udcc3\udcbcns"))
 
 
 def changed(config, lr, **more):
@@ -75,14 +75,14 @@ def test_auto_takes_the_run_with_this_configuration(config, monkeypatch):
     for lr in rates[:2]:
         opened(changed(config, lr)).last.touch()
     monkeypatch.setenv("POLYVISION_SWEEP", "1")
-    plans = [plan_run(changed(config, lr, resume="auto")) for lr in rates]
+    plans = [locate_run(changed(config, lr, resume="auto")) for lr in rates]
     assert [plan.folder.name for plan in plans] == ["seed3", "seed3-2", "seed3-3"]
     assert [plan.checkpoint == plan.last for plan in plans] == [True, True, False]
     assert [plan.new for plan in plans] == [False, False, True]
     monkeypatch.delenv("POLYVISION_SWEEP")
-    assert plan_run(changed(config, rates[0], resume="auto")).folder.name == "seed3"
+    assert locate_run(changed(config, rates[0], resume="auto")).folder.name == "seed3"
     with pytest.raises(PolyvisionError, match=r"recipe\.lr: 0\.002 then, 0\.003 now"):
-        plan_run(changed(config, rates[2], resume="auto"))  # one command is about one run
+        locate_run(changed(config, rates[2], resume="auto"))  # one command is about one run
 
 
 def test_of_many_differences_the_first_are_shown(config):
@@ -90,28 +90,28 @@ def test_of_many_differences_the_first_are_shown(config):
     run.last.touch()
     (other,) = compose("language", [f"run_root={config.run_root}", f"resume={run.folder}"])
     with pytest.raises(PolyvisionError, match=r"task: 'vision' then, 'language' now; .* more\)\."):
-        plan_run(other)
+        locate_run(other)
 
 
 def test_auto_finds_runs_after_one_that_was_deleted(config):
     for lr in (1e-3, 2e-3, 3e-3):
         opened(changed(config, lr)).last.touch()
-    shutil.rmtree(plan_run(changed(config, 1e-3, resume="auto")).folder)
-    assert plan_run(changed(config, 3e-3, resume="auto")).folder.name == "seed3-3"
-    assert plan_run(config).folder.name == "seed3-4"  # the latest run has the last name
+    shutil.rmtree(locate_run(changed(config, 1e-3, resume="auto")).folder)
+    assert locate_run(changed(config, 3e-3, resume="auto")).folder.name == "seed3-3"
+    assert locate_run(config).folder.name == "seed3-4"  # the latest run has the last name
 
 
 def test_a_run_that_has_nothing_to_go_on_from_hides_no_other(config):
     opened(changed(config, 1e-3)).last.touch()
     opened(changed(config, 2e-3))
-    assert plan_run(changed(config, 1e-3, resume="auto")).folder.name == "seed3"
-    shutil.rmtree(plan_run(changed(config, 1e-3, resume="auto")).folder)
-    assert plan_run(changed(config, 3e-3, resume="auto")).new
+    assert locate_run(changed(config, 1e-3, resume="auto")).folder.name == "seed3"
+    shutil.rmtree(locate_run(changed(config, 1e-3, resume="auto")).folder)
+    assert locate_run(changed(config, 3e-3, resume="auto")).new
 
 
 def test_starts_at_once_with_auto_train_one_run(config):
     auto = dataclasses.replace(config, resume="auto")
-    plans = [plan_run(auto) for _ in range(3)]
+    plans = [locate_run(auto) for _ in range(3)]
     assert all(plan.new for plan in plans)
     with hold_run(auto, plans[0]) as run:
         for plan in plans[1:]:
@@ -135,20 +135,20 @@ def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(config, left):
     before = sorted(run.folder.rglob("*"))
     for how in ("auto", str(run.folder)):
         with pytest.raises(PolyvisionError, match=r"last\.ckpt and previous\.ckpt are gone"):
-            plan_run(dataclasses.replace(config, resume=how))
+            locate_run(dataclasses.replace(config, resume=how))
     assert sorted(run.folder.rglob("*")) == before
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_anew_in_place(config):
     run = opened(config)
     run.metrics.write_text('{"step": 1, "train/loss": 2}\n')
-    assert plan_run(dataclasses.replace(config, resume="auto")) == Run(run.folder)
+    assert locate_run(dataclasses.replace(config, resume="auto")) == Run(run.folder)
 
 
 @pytest.mark.parametrize("name", ["nothing.ckpt", "nowhere"])
 def test_what_cannot_be_resumed_is_refused(config, name, tmp_path):
     with pytest.raises(ValueError, match="is neither a checkpoint"):
-        plan_run(dataclasses.replace(config, resume=str(tmp_path / name)))
+        locate_run(dataclasses.replace(config, resume=str(tmp_path / name)))
 
 
 def test_a_checkpoint_outside_a_run_is_refused(config, tmp_path):
@@ -156,7 +156,7 @@ def test_a_checkpoint_outside_a_run_is_refused(config, tmp_path):
     path = tmp_path / "some" / "where" / "x.ckpt"
     path.touch()
     with pytest.raises(ValueError, match=r"has no config\.yaml"):
-        plan_run(dataclasses.replace(config, resume=str(path)))
+        locate_run(dataclasses.replace(config, resume=str(path)))
 
 
 @pytest.mark.parametrize("text", ["a: [", "just text", ""])
@@ -165,21 +165,21 @@ def test_a_damaged_configuration_is_named(config, text):
     run.last.touch()
     (run.folder / "config.yaml").write_text(text)
     with pytest.raises(ValueError, match=r"config\.yaml is damaged"):
-        plan_run(dataclasses.replace(config, resume="auto"))
+        locate_run(dataclasses.replace(config, resume="auto"))
 
 
 def test_a_damaged_summary_is_named(config):
     run = opened(config)
     (run.folder / "summary.json").write_text("{")
     with pytest.raises(ValueError, match=r"summary\.json is damaged"):
-        plan_run(dataclasses.replace(config, resume="auto"))
+        locate_run(dataclasses.replace(config, resume="auto"))
 
 
 def test_a_checkpoint_is_found_from_its_own_folder(config, monkeypatch):
     run = opened(config)
     run.last.touch()
     monkeypatch.chdir(run.checkpoints)
-    plan = plan_run(dataclasses.replace(config, resume="last.ckpt"))
+    plan = locate_run(dataclasses.replace(config, resume="last.ckpt"))
     assert plan.folder == run.folder.absolute()
 
 
@@ -238,7 +238,7 @@ def test_a_further_rank_leaves_the_folder_alone(config, monkeypatch):
     task = SimpleNamespace(files={"classes.json": "[]"})
     with monkeypatch.context() as patch:
         patch.setenv("LOCAL_RANK", "1")
-        assert plan_run(config) == run
+        assert locate_run(config) == run
         _prepare_folder(run, task, Place())
     assert [(run.folder / name).exists() for name in names] == [True, True]
     _prepare_folder(run, task, Place())
@@ -254,13 +254,13 @@ def test_every_rank_goes_on_from_the_checkpoint_of_the_first(which, config, monk
     open_run(config, dataclasses.replace(run, checkpoint=chosen))
     monkeypatch.setenv("LOCAL_RANK", "1")
     for resume in ("auto", str(run.folder), str(run.last)):
-        assert plan_run(dataclasses.replace(config, resume=resume)).checkpoint == chosen
+        assert locate_run(dataclasses.replace(config, resume=resume)).checkpoint == chosen
 
 
 def test_another_launcher_is_refused(config, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "0")
     with pytest.raises(PolyvisionError, match="start the script without a launcher"):
-        plan_run(config)
+        locate_run(config)
 
 
 def test_metrics_after_the_checkpoint_and_torn_lines_are_dropped(tmp_path):

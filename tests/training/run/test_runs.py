@@ -356,10 +356,10 @@ def test_other_classes_are_not_resumed(tmp_path):
     (tmp_path / "classes.json").write_text('["ant", "bee"]')
     run = Run(tmp_path, checkpoint=tmp_path / "last.ckpt")
     same, other = (SimpleNamespace(files={"classes.json": t}) for t in ('["ant", "bee"]', "[]"))
-    check_files(run, same)
-    check_files(Run(tmp_path), other)  # a new run writes its own
+    check_files(run, same.files)
+    check_files(Run(tmp_path), other.files)  # a new run writes its own
     with pytest.raises(ValueError, match=r"its classes\.json is not what the data gives now"):
-        check_files(run, other)
+        check_files(run, other.files)
 
 
 def test_a_run_from_before_an_option_was_added_is_resumed(tmp_path):

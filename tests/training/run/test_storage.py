@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from polyvision.errors import PolyvisionError
+from polyvision.files import write_whole
 from polyvision.training.logging.loggers import JsonLinesLogger, truncate_metrics
 from polyvision.training.loop.module import TaskModule
 from polyvision.training.run.state import track
-from polyvision.training.run.storage import explained, write_whole
+from polyvision.training.run.storage import explained
 
 
 def full(*_, **__):

@@ -70,12 +70,12 @@ def test_a_validation_part_that_was_edited_is_refused_on_resume(overrides, small
     folder = tmp_path / "run"
     folder.mkdir()
     plan = SimpleNamespace(folder=folder, checkpoint=folder / "last.ckpt")
-    check_files(plan, first)  # a run of before there was such a file
+    check_files(plan, first.files)  # a run of before there was such a file
     for name, content in first.files.items():
         (folder / name).write_text(content, encoding="utf-8")
-    check_files(plan, first)
+    check_files(plan, first.files)
     with pytest.raises(PolyvisionError, match=r"its validation_data\.json is not what the data"):
-        check_files(plan, second)
+        check_files(plan, second.files)
 
 
 def test_a_named_validation_set_that_was_prepared_again_is_refused_on_resume(

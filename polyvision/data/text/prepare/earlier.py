@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from polyvision.data.lock import LOCK
 from polyvision.data.text.corpus import INDEX, PROGRESS
 from polyvision.data.text.prepare.fingerprints import (
     INPUTS,
@@ -18,11 +17,12 @@ from polyvision.data.text.prepare.fingerprints import (
     parse_fingerprints,
 )
 from polyvision.errors import PolyvisionError
+from polyvision.files import LOCK, partial_of
 
 __all__ = ["Found", "check_finished", "find_earlier", "noted_inputs", "place_before"]
 
 # All that may be there before the first note.
-_BEGUN = (LOCK, PROGRESS + ".partial")
+_BEGUN = (LOCK, partial_of(Path(PROGRESS)).name)
 
 
 @dataclasses.dataclass(frozen=True)

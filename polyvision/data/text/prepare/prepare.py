@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -21,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from polyvision.data.lock import only_writer
 from polyvision.data.text.bad_lines import BadLines
 from polyvision.data.text.corpus import INDEX, INDEX_VERSION, PROGRESS, TOKENIZER, Corpus
 from polyvision.data.text.prepare.earlier import (
@@ -47,6 +45,7 @@ from polyvision.data.text.split import Split, plan_split
 from polyvision.data.text.tokenizer_spec import TokenizerSpec, parse_tokenizer
 from polyvision.data.text.tokenizers import Tokenizer, tokenizer_from_json
 from polyvision.errors import PolyvisionError
+from polyvision.files import only_writer, write_whole
 
 __all__ = ["Settings", "prepare"]
 
@@ -182,7 +181,7 @@ def _go_on(
     recipe = work.recipe | {"inputs": combined(inputs), "files": len(inputs)}
     if not noted:  # claims the folder, for one that is killed before the first note
         noted = {"settings": recipe}
-        _write(out / PROGRESS, json.dumps(noted))
+        write_whole(out / PROGRESS, json.dumps(noted))
     changed = noted["settings"].get("inputs") != recipe["inputs"]
     place = {k: v for k, v in noted.items() if k != "settings"}
     if changed and place:
@@ -205,10 +204,10 @@ def _go_on(
         start = place.get("file", 0)
         what = f"file {start + 1:,} of {len(inputs):,}" if start < len(inputs) else "the end"
         work.say(f"input files were changed since the last attempt: going on from {what}")
-    _write(out / PROGRESS, json.dumps({"settings": recipe} | place))
+    write_whole(out / PROGRESS, json.dumps({"settings": recipe} | place))
     for name, text in ((INPUTS, to_json(inputs)), (TOKENIZER, tokenizer.to_json())):
         if not (out / name).exists() or (out / name).read_text(encoding="utf-8") != text:
-            _write(out / name, text)
+            write_whole(out / name, text)
     parts = _encode_all(work, split, tokenizer, {"settings": recipe} | made_with, place)
     refuse_changed_files(work.sources)
     index = {
@@ -231,7 +230,7 @@ def _go_on(
             for path in paths
             for number in sorted(reasons.get(path, {}))
         ]
-    _write(out / INDEX, json.dumps(index, indent=1) + "\n")
+    write_whole(out / INDEX, json.dumps(index, indent=1) + "\n")
     (out / PROGRESS).unlink()
 
 
@@ -315,7 +314,7 @@ def _encode_all(
                 "begin": begin,
                 "bad_lines": work.bad_lines.reasons,
             }
-            _write(work.out / PROGRESS, json.dumps(made_with | found))
+            write_whole(work.out / PROGRESS, json.dumps(made_with | found))
 
         note()
         last = time.monotonic()
@@ -376,20 +375,10 @@ def _clear(out: Path, recipe: dict[str, Any]) -> None:
     """
     if (out / INDEX).exists() or (out / PROGRESS).exists():
         (out / TOKENIZER).unlink(missing_ok=True)
-        _write(out / PROGRESS, json.dumps({"settings": recipe}))  # the notes hold no more
+        write_whole(out / PROGRESS, json.dumps({"settings": recipe}))  # the notes hold no more
         for pattern in (INDEX, INPUTS, "train-*", "val-*", "*.partial", PROGRESS):
             for path in out.glob(pattern):
                 path.unlink()
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file so that it is whole or absent."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 def _sha256(text: str) -> str:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from polyvision.data import lock as module
-from polyvision.data.lock import only_writer
+from polyvision import files as module
 from polyvision.errors import PolyvisionError
+from polyvision.files import only_writer
 
 
 def test_one_writer_at_a_time(tmp_path: Path, hold) -> None:  # type: ignore[no-untyped-def]
