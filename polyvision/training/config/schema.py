@@ -46,10 +46,15 @@ class VisionModelConfig:
     """
 
     task: Literal["vision"]
+    """Set by the file of the model."""
     name: str
+    """A model of timm; `timm.list_models()` lists them."""
     pretrained: bool
+    """Load timm's pretrained weights before the activations are replaced."""
     on_leftover: Literal["error", "warn", "ignore"]
+    """What to do about activations that cannot be replaced."""
     options: dict[str, Any]
+    """Further arguments of timm's constructor."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,11 +62,17 @@ class MoEConfig:
     """A mixture of experts; the keys are those of ``polyvision.models.language.shape.MoEShape``."""
 
     experts: Count
+    """Experts in each layer."""
     top_k: Count
+    """Experts that each token visits."""
     load_balance: NonNegative
+    """Weight of the load-balancing loss."""
     router_z: NonNegative
+    """Weight of the router's z-loss."""
     normalise: bool
+    """Divide the weights of the chosen experts by their sum."""
     expert_coefficients: bool
+    """Give each expert its own coefficients of the activation."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,22 +80,41 @@ class LanguageModelConfig:
     """A decoder-only transformer; ``ffn_hidden`` is the hidden size of an ungated FFN or expert."""
 
     task: Literal["language"]
+    """Set by the file of the model."""
     name: str
+    """Name of the model, for the run folder."""
     context: Count
+    """Longest sequence, in tokens."""
     width: Count
+    """Size of the hidden states."""
     layers: Count
+    """Number of transformer blocks."""
     heads: Count
+    """Attention heads."""
     kv_heads: Count | None
+    """Heads of keys and values (grouped-query attention); null: as many as `heads`."""
     ffn_hidden: Count
+    """Hidden size of a feed-forward network or expert without a gate; a gated one is made
+    narrower, to equal parameters.
+    """
     rope_theta: Positive
+    """Base of the rotary position embedding."""
     norm_eps: Positive
+    """Epsilon of the RMS norms."""
     qk_norm: bool
+    """Normalise queries and keys."""
     tie_embeddings: bool
+    """Use the embedding as output matrix."""
     init_std: Positive | None
+    """Standard deviation of the initial weights; null: 1 / sqrt(2.5 width)."""
     init_cutoff: Positive | None
+    """Cut the initial weights off at this many standard deviations; null: nowhere."""
     init_depth_scaled: bool
+    """Divide the standard deviation of what writes to the residual stream by sqrt(2 layers)."""
     checkpointing: bool
+    """Keep only the inputs of each block for the backward pass, and compute the rest again."""
     moe: MoEConfig | None
+    """Mixture of experts in place of the feed-forward networks; null: none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +122,11 @@ class DataConfig:
     """What every data set has: its kind and how many processes load it."""
 
     name: str
+    """The data set; the other keys of `data` depend on it."""
     workers: Annotated[int, Bounds(ge=0)] | Literal["auto"]
+    """Processes that load data; 0: the training process itself; `auto`: chosen from the CPU
+    cores.
+    """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,15 +134,27 @@ class ImageDataConfig(DataConfig):
     """Labelled images; ``val_fraction`` is null where the data has its own validation images."""
 
     task: Literal["vision"]
+    """Set by the file of the data set."""
     val_fraction: Annotated[float, Bounds(gt=0, lt=1)] | None
+    """Share of the images that is held out for validation; null where the set has validation
+    images.
+    """
     root: str | None
+    """Folder of the data."""
     options: dict[str, Any]
+    """Further options of the data set."""
     image_size: Count
+    """Height and width of training images, in pixels."""
     mean: list[float]
+    """Mean of each channel, subtracted from pixels in 0 to 1."""
     std: list[Positive]
+    """Standard deviation of each channel."""
     crop_pct: Annotated[float, Bounds(gt=0, le=1)]
+    """Share of the resized validation image that the centre crop keeps."""
     interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos", "random"]
+    """How images are resized."""
     test_size: Count | None = None
+    """Height and width in validation; null: `image_size`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,12 +166,21 @@ class TextDataConfig(DataConfig):
     """
 
     task: Literal["language"]
+    """Set by the file of the data set."""
     val_fraction: Annotated[float, Bounds(gt=0, lt=1)] | None
+    """Share of the text, at its end, that is held out for validation; null: prepared shards have
+    their own.
+    """
     path: str | None
+    """The text file, or the folder of prepared shards."""
     tokenizer: str | None
+    """`bytes`, `bpe:<vocabulary>`, or a `tokenizer.json`."""
     context: Count | None = None
+    """Tokens of a training window; null: the model's context."""
     mix: dict[str, Positive] = dataclasses.field(default_factory=dict)
+    """Weights of several corpora, by folder."""
     val: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Further validation sets: name and folder."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,12 +188,19 @@ class AugmentConfig:
     """Augmentation of training images; 0 or null switches a part off."""
 
     crop_scale: list[Share]
+    """Smallest and largest share of the area that a random crop takes."""
     hflip: Share
+    """Probability of a horizontal flip."""
     color_jitter: NonNegative
+    """Strength of random brightness, contrast and saturation."""
     auto_augment: str | None
+    """timm's policy, such as `rand-m7-mstd0.5`, or `ta_wide`; null: none."""
     erase: Share
+    """Probability of erasing a random rectangle."""
     rotate: NonNegative
+    """Largest random rotation, in degrees."""
     translate: Share
+    """Largest random shift, as a share of the size."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,25 +214,45 @@ class RecipeConfig:
     """
 
     name: str
+    """Name of the recipe, for plans and reports."""
     epochs: Count
+    """Passes over the training data."""
     batch_size: Count
+    """Samples of an optimizer step, over all devices and passes."""
     accumulate: Count
+    """Passes whose gradients add up to one optimizer step (gradient accumulation)."""
     optimizer: str
+    """An optimizer of timm."""
     optimizer_options: dict[str, Any]
+    """Further arguments of the optimizer."""
     lr: Positive
+    """Highest learning rate."""
     weight_decay: NonNegative
+    """Weight decay; coefficients of activations are never decayed."""
     schedule: Literal["cosine", "step", "multistep", "poly", "wsd", "constant"]
+    """Shape of the learning rate over the steps."""
     schedule_options: dict[str, Any]
+    """Further arguments of the schedule."""
     warmup_epochs: NonNegative
+    """Epochs of linear warm-up; may be a fraction."""
     min_lr: NonNegative
+    """Learning rate at the end."""
     clip_grad: Positive | None
+    """Largest global norm of the gradients; null: no clipping."""
     lr_base_batch: Count | None = None
+    """Batch size that `lr` is meant for; null: this batch, whatever it is."""
     lr_scaling: Literal["linear", "sqrt"] = "linear"
+    """How the rate grows with the batch beyond `lr_base_batch`."""
     warmup_lr: NonNegative | None = None
+    """Learning rate at the first step of warm-up; null: a thousandth of the rate."""
     layer_decay: Annotated[float, Bounds(gt=0, le=1)] = 1.0
+    """Factor of the rate, once for each layer between a parameter and the head."""
     decay_norm_and_bias: bool = False
+    """Decay norms and biases too."""
     ema_decay: Annotated[float, Bounds(gt=0, lt=1)] | None = None
+    """Decay of an exponential moving average of the weights; null: none."""
     ema_warmup: bool = False
+    """Let the average follow faster in the first steps."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,10 +264,15 @@ class MixConfig:
     """
 
     mixup: NonNegative = 0.0
+    """Alpha of mixup; 0: off."""
     cutmix: NonNegative = 0.0
+    """Alpha of cutmix; 0: off."""
     prob: Share = 1.0
+    """Share of batches, pairs or images that are mixed."""
     switch_prob: Share = 0.5
+    """Share of cutmix where both are on."""
     mode: Literal["batch", "pair", "elem"] = "batch"
+    """Mix whole batches, pairs or single images alike."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -196,14 +283,23 @@ class VisionRecipeConfig(RecipeConfig):
     """
 
     task: Literal["vision"]
+    """Set by the file of the recipe."""
     label_smoothing: Annotated[float, Bounds(ge=0, lt=1)]
+    """Share of the target spread over the other classes."""
     augment: AugmentConfig
     loss: Literal["ce", "bce"] = "ce"
+    """Cross-entropy, or binary cross-entropy for each class."""
     bce_threshold: Annotated[float, Bounds(ge=0, lt=1)] | None = None
+    """Mixed targets above it become 1, the others 0; null: targets stay soft."""
     mix: MixConfig = dataclasses.field(default_factory=MixConfig)
     drop: Annotated[float, Bounds(ge=0, lt=1)] = 0.0
+    """Dropout before the head."""
     drop_path: Annotated[float, Bounds(ge=0, lt=1)] = 0.0
+    """Highest rate of stochastic depth."""
     repeats: Count = 1
+    """How often each chosen image comes in an epoch (repeated augmentation); the epoch stays as
+    long.
+    """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -216,11 +312,17 @@ class LanguageRecipeConfig(RecipeConfig):
     """
 
     task: Literal["language"]
+    """Set by the file of the recipe."""
     z_loss: NonNegative
+    """Weight of the squared log-partition."""
     batch_tokens: Count | None = None
+    """Tokens of an optimizer step, in place of `batch_size`; null: unused."""
     total_tokens: Count | None = None
+    """Tokens of the whole training, in place of `epochs`; null: unused."""
     warmup_tokens: Annotated[int, Bounds(ge=0)] | None = None
+    """Tokens of warm-up, in place of `warmup_epochs`; null: unused."""
     schedule_tokens: Count | None = None
+    """Tokens after which the schedule ends; null: the end of the run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,15 +330,26 @@ class TrainerConfig:
     """Where and how long to train, and how often to look."""
 
     accelerator: Literal["auto", "cpu", "gpu"]
+    """`auto`: the GPU where there is one."""
     devices: Count | Literal["auto"]
+    """Number of devices."""
     max_epochs: Count
+    """Stop after this many epochs."""
     max_steps: Count | None
+    """Stop after this many optimizer steps; the schedule ends with whichever limit comes first.
+    """
     val_every_n_steps: Count | None
+    """Optimizer steps between validations; null: one after each epoch."""
     checkpoint_every_n_steps: Count | None
+    """Optimizer steps between checkpoints, besides the one at each validation; null: none."""
     log_every_n_steps: Count
+    """Optimizer steps between rows of the log."""
     histograms: bool
+    """Record what enters and leaves each activation, at each validation."""
     deterministic: bool
+    """Refuse operations that are not deterministic."""
     compile: bool
+    """Compile the model with `torch.compile`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,8 +357,11 @@ class AnalysisConfig:
     """Analyses during training: how often (0 for never), which, and on how many samples."""
 
     every_n_steps: Annotated[int, Bounds(ge=0)]
+    """Optimizer steps between analyses; 0: none."""
     kinds: list[Literal["rank", "similarity", "cost", "health"]]
+    """Which analyses."""
     samples: Count
+    """Validation samples that they look at."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,21 +422,34 @@ class Config:
     """A whole run. ``plain`` is the same as plain types, for files."""
 
     task: Literal["vision", "language"]
+    """Set by the script."""
     model: VisionModelConfig | LanguageModelConfig
     act: ActivationConfig
+    """The activation, by name; its options are `act.<option>`."""
     data: ImageDataConfig | TextDataConfig
     recipe: VisionRecipeConfig | LanguageRecipeConfig
     trainer: TrainerConfig
     analysis: AnalysisConfig
     seed: Annotated[int, Bounds(ge=0, lt=2**32)]
+    """Seed of data order, initial weights and dropout."""
     precision: Literal["32", "bf16", "fp16"]
+    """fp32, or automatic mixed precision; fp16 scales the loss."""
     run_root: str
+    """Folder of all runs; a run goes to `<run_root>/<task>/<data>/<model>/<act>/seed<seed>`."""
     resume: str | None
+    """Go on with a stopped run: `auto`, a run folder, or a checkpoint; null: a new run."""
     dry_run: bool
+    """Print the plan and stop."""
     experiment: ExperimentConfig | None = None
+    """A published or ready recipe by name."""
     finetune: str | None = None
+    """Start from these weights: a run folder, checkpoint, export or file of weights."""
     validate: str | None = None
+    """Measure these weights and train nothing: a run folder, checkpoint or export."""
     validate_output: str | None = None
+    """File that the results of `validate` are added to; null: `validation.jsonl` beside the
+    weights.
+    """
 
     def plain(self) -> dict[str, Any]:
         """Return nested dictionaries of plain values."""
