@@ -3,6 +3,7 @@
 PYTHON   ?= python3
 PIP_ARGS ?=
 ARGS     ?=
+DOCS     ?= build -q
 
 VENV  := .venv
 BIN   := $(VENV)/bin
@@ -10,7 +11,7 @@ STAMP := $(VENV)/.installed
 TYPED := build/typed
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-slow lint format bench clean
+.PHONY: help train test test-slow lint format docs bench clean
 
 help:  ## list the targets
 	@echo "usage: make TARGET [ARGS='...'] [PYTHON=python3.12] [PIP_ARGS='...']"
@@ -41,6 +42,9 @@ lint: $(STAMP)  ## check style, format and types
 format: $(STAMP)  ## rewrite the files in the project's style
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+docs: $(STAMP)  ## build the documentation as a site in build/site; DOCS=serve shows it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs $(DOCS) -f docs/site/mkdocs.yml $(ARGS)
 
 bench: $(STAMP)  ## measure speed and memory of the activations
 	$(BIN)/python -m benchmarks.activations $(ARGS)

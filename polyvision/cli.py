@@ -1,7 +1,8 @@
-"""The command ``polyvision <verb>``: dispatch only; each verb lives in its own room.
+"""The program ``polyvision``: it finds the command; each command lives in its own package.
 
-Its module has two functions, ``add_arguments(parser)`` and ``run(arguments)``, which returns the
-text to print. It is imported when its verb is called, so that no verb pays for another's imports.
+The module of a command has two functions, ``add_arguments(parser)`` and ``run(arguments)``, which
+returns the text to print. It is imported when its command is called, so that no command pays for
+another's imports.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import polyvision
 from polyvision.errors import PolyvisionError, unknown
 from polyvision.output import escape_output
 
-__all__ = ["main"]
+__all__ = ["COMMANDS", "command_parser", "main"]
 
-# Verb -> what it does, the module that does it; in the order of --help: after training, before it.
-_VERBS: dict[str, tuple[str, str]] = {
+# Command -> what it does, the module that does it; in the order of --help.
+COMMANDS: dict[str, tuple[str, str]] = {
     "compare": (
         "compare the runs of several activations, paired by seed",
         "polyvision.analysis.compare.command",
@@ -76,11 +77,11 @@ _ABOUT = (
     "What belongs to training activations, before and after it. Training itself is "
     "train_vision.py and train_lm.py, or python -m polyvision.training.train_vision and train_lm."
 )
-_MORE = "polyvision VERB --help explains one verb."
+_MORE = "polyvision COMMAND --help explains one command."
 
 
 class _Parser(argparse.ArgumentParser):
-    """Let a verb's ``overrides`` stand anywhere, and name the nearest of a mistyped option.
+    """Let a command's ``overrides`` stand anywhere, and name the nearest of a mistyped option.
 
     argparse gives a positional argument the words of one place alone; words of other places are
     left over.
@@ -92,7 +93,7 @@ class _Parser(argparse.ArgumentParser):
         """Parse, and add what is left over to the overrides.
 
         Raises:
-            PolyvisionError: an option that the verb does not have, or a word that it does not take.
+            PolyvisionError: an option or a word that the command does not take.
         """
         parsed, rest = super().parse_known_args(args, namespace)
         for word in rest:
@@ -111,23 +112,32 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser.add_argument(
         "--version", action="version", version=f"polyvision {polyvision.__version__}"
     )
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="verb")
-    for name, (summary, place) in _VERBS.items():
-        verb = verbs.add_parser(name, help=summary, description=summary)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for name, (summary, place) in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary)
         if name in arguments[:1]:
             module: Any = importlib.import_module(place)
-            module.add_arguments(verb)
-            verb.set_defaults(run=module.run)
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
+    return parser
+
+
+def command_parser(name: str) -> argparse.ArgumentParser:
+    """Return the parser of one command, for its help text."""
+    summary, place = COMMANDS[name]
+    parser = _Parser(prog=f"polyvision {name}", description=summary)
+    module: Any = importlib.import_module(place)
+    module.add_arguments(parser)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb and return the exit code: 0, 2 for a mistake of the user, 128 + signal."""
+    """Run one command and return the exit code: 0, 2 for a mistake of the user, 128 + signal."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     escape_output()
     try:
-        if given and not given[0].startswith("-") and given[0] not in _VERBS:
-            raise unknown("verb", given[0], _VERBS)
+        if given and not given[0].startswith("-") and given[0] not in COMMANDS:
+            raise unknown("command", given[0], COMMANDS)
         parsed = _parser(given).parse_args(given)
         print(parsed.run(parsed), flush=True)
     except PolyvisionError as error:

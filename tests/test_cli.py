@@ -15,7 +15,7 @@ from polyvision import cli
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["comprae"], "unknown verb 'comprae'. Did you mean 'compare'?"),
+        (["comprae"], "unknown command 'comprae'. Did you mean 'compare'?"),
         (["env", "--jsn"], "unknown option of polyvision env '--jsn'."),
         (["compare", "runs", "--allwo=seed"], "'--allwo'. Did you mean '--allow'?"),
         (["analyse", "cost", "a", "b"], "polyvision analyse does not take b: see polyvision"),

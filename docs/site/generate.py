@@ -10,18 +10,23 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import itertools
 import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
 # Files beside docs/ that are pages of the site, under these names.
-AT_THE_TOP = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+AT_THE_TOP = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -53,9 +58,12 @@ def _from_the_top(name: str) -> str:
     for other, page in AT_THE_TOP.items():
         text = text.replace(f"]({other}", f"]({page}")
     # Other files of the repository are named, not linked.
-    return re.sub(r"\[([^]]+)\]\((?!\w+:|#)(?![\w/-]+\.(?:md|png|html))[^)]*\)|"
-                  r"\[([^]]+)\]\((?:polyvision|tests|benchmarks)/[^)]*\)",
-                  lambda m: m[1] or m[2], text)
+    return re.sub(
+        r"\[([^]]+)\]\((?!\w+:|#)(?![\w/-]+\.(?:md|png|html))[^)]*\)|"
+        r"\[([^]]+)\]\((?:polyvision|tests|benchmarks)/[^)]*\)",
+        lambda m: m[1] or m[2],
+        text,
+    )
 
 
 def _members(title: str, module: str) -> str:
@@ -72,8 +80,8 @@ def _activations() -> str:
         source, _, link = info.source.partition(", http")
         source = f"[{source}](http{link})" if link else source
         rows.append(f"| `{name}` | `{info.formula}` | {info.kind} | {options or '-'} | {source} |")
-    head = "# Activations\n\n| `act=` | formula | kind | options | source |\n|---|---|---|---|---|\n"
-    return head + "\n".join(rows) + "\n\n" + _members("", "polyvision.activations")[3:]
+    head = "# Activations\n\n| `act=` | formula | kind | options | source |\n|---|---|---|---|---|"
+    return "\n".join([head, *rows]) + "\n\n" + _members("", "polyvision.activations")[3:]
 
 
 def _models() -> str:
@@ -96,8 +104,8 @@ def _settings() -> str:
     schema = importlib.import_module("polyvision.training.config.schema")
     compose = importlib.import_module("polyvision.training.config.compose")
     parts = [
-        "# Settings\n\nEvery key of `train_vision.py` and `train_lm.py`, as `key=value` on the command "
-        "line. Defaults are those of the script without arguments.\n"
+        "# Settings\n\nEvery key of `train_vision.py` and `train_lm.py`, as `key=value` on the "
+        "command line. Defaults are those of the script without arguments.\n"
     ]
     for task, script in compose.SCRIPTS.items():
         default = compose.compose(task, [])[0]
@@ -126,7 +134,7 @@ def _meanings(cls: type) -> dict[str, str]:
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
         body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
-        for before, after in zip(body, body[1:], strict=False):
+        for before, after in itertools.pairwise(body):
             text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
             if isinstance(before, ast.AnnAssign) and text:
                 found[before.target.id] = str(after.value.value)  # type: ignore[union-attr,attr-defined]

@@ -21,7 +21,7 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
+    """Declare the arguments of the command."""
     parser.add_argument(
         "kind",
         help="rank: effective rank of the weights; similarity: cosine of hidden states between "

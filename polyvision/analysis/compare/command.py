@@ -28,7 +28,7 @@ __all__ = [
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of the verb."""
+    """Declare the options of the command."""
     parser.add_argument(
         "runs", nargs="+", metavar="RUNS", help="run folders, folders above them, or globs"
     )

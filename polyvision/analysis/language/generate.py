@@ -26,7 +26,7 @@ __all__ = ["add_arguments", "continue_texts", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
+    """Declare the arguments of the command."""
     add_model_arguments(parser)
     parser.add_argument(
         "--prompt",

@@ -48,7 +48,7 @@ _MARK = "# written by polyvision local-tasks\n"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
+    """Declare the arguments of the command."""
     parser.add_argument("--out", type=Path, required=True, help="folder of the task files")
 
 

@@ -34,7 +34,7 @@ PARTS = ("maps", "pairs", "grid", "precisions")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of the verb."""
+    """Declare the options of the command."""
     parser.add_argument(
         "--output",
         type=Path,

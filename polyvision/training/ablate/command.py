@@ -33,7 +33,7 @@ _TAKEN = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the verb."""
+    """Declare the arguments of the command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     studies = (
         f"  {name}: {study.title} ({study.source})\n      {study.question}"

@@ -20,7 +20,7 @@ from typing import (
 
 from polyvision.errors import unknown
 
-__all__ = ["Bounds", "load", "with_defaults"]
+__all__ = ["Bounds", "describe", "load", "with_defaults"]
 
 T = TypeVar("T")
 
@@ -143,7 +143,7 @@ def _convert(value: Any, hint: Any, path: str, problems: list[str]) -> Any:
         and not (isinstance(value, bool) and hint is not bool)
     ):
         return value
-    raise ValueError(f"{path} must be {_describe(hint)}, got {value!r}")
+    raise ValueError(f"{path} must be {describe(hint)}, got {value!r}")
 
 
 def _convert_union(value: Any, arguments: tuple[Any, ...], path: str, problems: list[str]) -> Any:
@@ -160,14 +160,15 @@ def _convert_union(value: Any, arguments: tuple[Any, ...], path: str, problems: 
     except ValueError as error:
         if len(options) == 1:
             raise
-        text = " or ".join(_describe(o) for o in arguments)
+        text = " or ".join(describe(o) for o in arguments)
         raise ValueError(f"{path} must be {text}, got {value!r}") from error
 
 
-def _describe(hint: Any) -> str:
+def describe(hint: Any) -> str:
+    """Say in words which values fit a type."""
     if get_origin(hint) is Annotated:
         kind, bounds = get_args(hint)
-        return f"{_describe(kind)} {bounds.text}"
+        return f"{describe(kind)} {bounds.text}"
     if get_origin(hint) is Literal:
         return " or ".join(repr(a) for a in get_args(hint))
     names = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
