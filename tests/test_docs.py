@@ -1,5 +1,6 @@
 """The documents: links lead somewhere, and names of the package are real."""
 
+import ast
 import pkgutil
 import re
 from pathlib import Path
@@ -50,3 +51,22 @@ def test_names_of_the_package_are_real():
         except (ImportError, AttributeError):
             bad.append(name)
     assert not bad
+
+
+def test_every_file_is_listed_with_its_first_line():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    text = text[text.index("## Files") :]
+    listed = {}
+    for folder, rows in re.findall(r"^### ([\w/]+)/\n\n(.*?)(?=^### |\Z)", text, re.M | re.S):
+        for name, line in re.findall(r"^\| `(\w+)` \| (.*) \|$", rows, re.M):
+            listed[f"{folder}/{name}.py"] = line
+    files = {}
+    for top in ("polyvision", "kernels"):
+        for path in (ROOT / top).rglob("*.py"):
+            if not path.name.startswith("__"):
+                first = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))).split("\n")[
+                    0
+                ]
+                line = first.replace("``", "`").replace("|", "\\|")
+                files[path.relative_to(ROOT).as_posix()] = line
+    assert listed == files

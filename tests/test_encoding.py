@@ -8,7 +8,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = [
-    *(p for room in ("polyvision", "kernels", "benchmarks") for p in (ROOT / room).rglob("*.py")),
+    *(
+        p
+        for folder in ("polyvision", "kernels", "benchmarks")
+        for p in (ROOT / folder).rglob("*.py")
+    ),
     *(ROOT / "tests").rglob("conftest.py"),
     *ROOT.glob("*.py"),
 ]

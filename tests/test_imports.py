@@ -82,7 +82,7 @@ def imports(name: str, path: Path) -> Iterator[tuple[str, int]]:
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             source = ".".join([*base, *([node.module] if node.module else [])])
-            # `from polyvision import kernels` names a room by its alias.
+            # `from polyvision import kernels` names a package by its alias.
             names = (f"{source}.{alias.name}" for alias in node.names)
             yield from ((full, node.lineno) for full in names)
 
