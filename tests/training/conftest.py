@@ -69,8 +69,9 @@ def train(overrides):
         import importlib
 
         domain = importlib.import_module(f"polyvision.training.tasks.{task}")
-        (config,) = compose(task, [*overrides[task], *more])
-        return run_task(config, domain.build_task)
+        given = [*overrides[task], *more]
+        (config,) = compose(task, given)
+        return run_task(config, domain.build_task, given)
 
     return run
 

@@ -25,8 +25,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with whole_file(target) as partial:
-                torch.save(checkpoint, partial)
+            with whole_file(target) as partial, partial.open("wb") as file:
+                torch.save(checkpoint, file)  # a file, not its name, which would go into the file
         except (OSError, RuntimeError) as error:
             # torch closes the archive after a failed write, and that fails in words of its own.
             raise _first_cause(error, target) from error

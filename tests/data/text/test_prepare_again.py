@@ -82,14 +82,16 @@ def test_a_kill_before_the_first_document(
     def kill(*_: Any, **__: Any) -> None:
         raise Kill
 
-    write = module._write
+    write = module.write_whole
     prepared(texts, out="whole", tokenizer="bpe:270")
     with monkeypatch.context() as patched:
         if place == "learning":
             patched.setattr(module, "_learn_from", kill)
         elif place == "tokenizer":
             patched.setattr(
-                module, "_write", lambda p, t: kill() if p.name == "tokenizer.json" else write(p, t)
+                module,
+                "write_whole",
+                lambda p, t: kill() if p.name == "tokenizer.json" else write(p, t),
             )
         else:
             patched.setattr(module, "PartWriter", kill)

@@ -206,7 +206,7 @@ def test_a_kill_while_a_changed_input_is_noted(
     with pytest.raises(Kill):
         prepared(texts, tokenizer="bpe:300", on_progress=stop)
     (texts / "20.txt").write_text("zyzzyva " * 40)
-    write = module._write
+    write = module.write_whole
 
     def kill(path: Path, text: str) -> None:
         write(path, text)
@@ -214,7 +214,7 @@ def test_a_kill_while_a_changed_input_is_noted(
             raise Kill
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, "_write", kill)
+        patched.setattr(module, "write_whole", kill)
         with pytest.raises(Kill):
             prepared(texts, tokenizer="bpe:300")
     prepared(texts, tokenizer="bpe:300")

@@ -38,7 +38,7 @@ def files(group):
 
 def task_of(group, name):
     text = (CONFIGS / group / f"{name}.yaml").read_text()
-    return "language" if "task: language" in text else "vision"
+    return "language" if "base/language@_here_" in text else "vision"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The group ``experiment``: whole recipes by name, for both tasks."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -118,7 +119,7 @@ def test_plan_and_summary_show_the_target(train, tmp_path, capsys):
     assert shown.count("val/acc1 0.5000 (a paper)") == 2
     assert summary["target"] == "val/acc1 0.5000 (a paper)"
     assert summary["settings"]["experiment"] == "fake_rn50"
-    assert "-m experiment=fake_rn50 act=" in shown
+    assert re.search(r"compare +python train_vision\.py .*experiment=fake_rn50 .*act=", shown)
     (folder,) = tmp_path.glob("runs/*/*/*/*/*")
     assert folder.parent.parent.name == "test_resnet-fake_rn50"
 

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -355,11 +354,11 @@ def test_unreadable_training_images_are_named_in_the_summary(train, tmp_path, ca
 def test_other_classes_are_not_resumed(tmp_path):
     (tmp_path / "classes.json").write_text('["ant", "bee"]')
     run = Run(tmp_path, checkpoint=tmp_path / "last.ckpt")
-    same, other = (SimpleNamespace(files={"classes.json": t}) for t in ('["ant", "bee"]', "[]"))
-    check_files(run, same.files)
-    check_files(Run(tmp_path), other.files)  # a new run writes its own
+    same, other = ({"classes.json": text} for text in ('["ant", "bee"]', "[]"))
+    check_files(run, same)
+    check_files(Run(tmp_path), other)  # a new run writes its own
     with pytest.raises(ValueError, match=r"its classes\.json is not what the data gives now"):
-        check_files(run, other.files)
+        check_files(run, other)
 
 
 def test_a_run_from_before_an_option_was_added_is_resumed(tmp_path):
@@ -374,6 +373,6 @@ def test_a_run_from_before_an_option_was_added_is_resumed(tmp_path):
     (tmp_path / "network.json").write_text(text(order=3, bias=True), encoding="utf-8")
     run = Run(tmp_path, checkpoint=tmp_path / "last.ckpt")
     now = text(order=3, bias=True, init="equal")
-    check_files(run, SimpleNamespace(files={"network.json": now}))
+    check_files(run, {"network.json": now})
     with pytest.raises(ValueError, match=r"its network\.json is not"):
-        check_files(run, SimpleNamespace(files={"network.json": now.replace('"equal"', '"base"')}))
+        check_files(run, {"network.json": now.replace('"equal"', '"base"')})

@@ -95,9 +95,9 @@ def test_a_named_validation_set_that_was_prepared_again_is_refused_on_resume(
     plan = SimpleNamespace(folder=tmp_path, checkpoint=tmp_path / "last.ckpt")
     for name, content in first.items():
         (tmp_path / name).write_text(content, encoding="utf-8")
-    check_files(plan, SimpleNamespace(files=first))
+    check_files(plan, first)
     with pytest.raises(PolyvisionError, match=r"its validation_data\.json is not what the data"):
-        check_files(plan, SimpleNamespace(files=second))
+        check_files(plan, second)
 
 
 def test_bits_per_byte_count_the_bytes_of_the_targets(overrides, shards):
