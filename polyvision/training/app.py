@@ -19,12 +19,13 @@ from polyvision.training.config.compose import (
     SCRIPTS,
     Task,
     check_keys,
-    combinations,
     compose,
-    open_keys,
+    for_hydra,
+    help_text,
+    register_groups,
     typed_config,
 )
-from polyvision.training.config.overrides import check_validation, given_keys
+from polyvision.training.config.overrides import check_validation, combinations, given_keys, parse
 from polyvision.training.config.paths import from_folder
 from polyvision.training.config.schema import Config
 from polyvision.training.signals import (
@@ -41,7 +42,8 @@ __all__ = ["main"]
 # Hydra's options that take a value of their own.
 _WITH_VALUE = {"--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"}
 _WITH_VALUE |= {"--package", "-p", "--cfg", "-c", "--info", "-i", "--experimental-rerun"}
-_ONLY_SHOW = {"--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i"}
+_HELP = {"--help", "-h"}
+_ONLY_SHOW = {*_HELP, "--hydra-help", "--version", "--cfg", "-c", "--info", "-i"}
 _SWEEP = {"--multirun", "-m"}
 
 
@@ -56,45 +58,61 @@ def main(task: Task) -> None:
 
 
 def _main(task: Task) -> None:
-    options, given = _split(sys.argv[1:])
-    overrides = open_keys(given)
+    options, overrides = _split(sys.argv[1:])
     debug = "--debug" in options
     if debug:
         options.remove("--debug")
         os.environ["HYDRA_FULL_ERROR"] = "1"
-    sys.argv[1:] = [*options, *overrides]  # Hydra refuses an option between overrides
     try:
-        _check(task, options, overrides)
+        if _ONLY_SHOW & set(options):
+            if overrides:
+                check_keys(task, overrides)
+            if _HELP & set(options):
+                print(help_text(task, overrides))
+                return
+            _hydra_main(task, options, overrides)
+            return
+        configs = _checked(task, options, overrides)
+        of_hydra = any(key.startswith("hydra") for key in given_keys(overrides))
+        if _SWEEP & set(options):
+            os.environ[SWEEP_VARIABLE] = "1"
+            if not of_hydra:
+                options = [option for option in options if option not in _SWEEP]
+                raise SystemExit(_sweep(options, overrides))
+        if options or of_hydra:
+            _hydra_main(task, options, overrides)
+        else:
+            _run(task, configs[0], overrides)
     except PolyvisionError as error:
-        _fail(error, debug)
+        if is_further_rank():
+            _ranks().leave_error(error)
+            raise SystemExit(2) from None
+        if debug:
+            raise
+        say_error(error)
+        raise SystemExit(getattr(error, "code", 2)) from None  # of another rank: its own
 
-    if _SWEEP & set(options):
-        os.environ[SWEEP_VARIABLE] = "1"
-    if _SWEEP & set(options) and not any(o.startswith("hydra") for o in overrides):
-        raise SystemExit(_sweep([o for o in options if o not in _SWEEP], overrides))
+
+def _hydra_main(task: Task, options: list[str], overrides: list[str]) -> None:
+    """Let Hydra do what only it knows: its options, folders, sweepers and launchers."""
+    register_groups()
+    opened = [for_hydra(override, str(override.input_line)) for override in parse(overrides)]
+    sys.argv[1:] = [*options, *opened]  # Hydra refuses an option between overrides
 
     def job(node: DictConfig) -> Any:
-        try:
-            config = from_folder(typed_config(node), Path(HydraConfig.get().runtime.cwd))
-            return _run(task, config)
-        except PolyvisionError as error:
-            _fail(error, debug)
-        except Exception as error:
-            if not is_further_rank():
-                raise
-            _ranks().leave_error(error)
-            raise SystemExit(1) from None
+        own = [text.removeprefix("++") for text in HydraConfig.get().overrides.task]
+        config = from_folder(typed_config(node), Path(HydraConfig.get().runtime.cwd))
+        return _run(task, config, own)
 
     hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=SCRIPTS[task])(
         job
     )()
 
 
-def _run(task: Task, config: Config) -> Any:
+def _run(task: Task, config: Config, overrides: list[str]) -> Any:
     """Do what the configuration asks for; return the best value of a run."""
     # Imported here: a mistake on the command line is answered before the heavy imports.
     domain = importlib.import_module(f"polyvision.training.tasks.{task}")
-    overrides = list(HydraConfig.get().overrides.task)
     if config.validate is not None:
         validate = importlib.import_module("polyvision.training.validate").validate
         validate(config, domain.build_task, given_keys(overrides))
@@ -102,7 +120,15 @@ def _run(task: Task, config: Config) -> Any:
     if is_further_rank():
         _ranks().end_with_the_first()
     run_task = importlib.import_module("polyvision.training.session").run_task
-    summary = run_task(config, domain.build_task, overrides)
+    try:
+        summary = run_task(config, domain.build_task, overrides)
+    except PolyvisionError:
+        raise
+    except Exception as error:
+        if not is_further_rank():
+            raise
+        _ranks().leave_error(error)
+        raise SystemExit(1) from None
     return summary["best"] if summary else None
 
 
@@ -150,23 +176,11 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     return options, overrides
 
 
-def _check(task: Task, options: list[str], overrides: list[str]) -> None:
+def _checked(task: Task, options: list[str], overrides: list[str]) -> list[Config]:
     """Compose every run that the command line asks for, so that no mistake waits behind a run."""
-    if _ONLY_SHOW & set(options):
-        check_keys(task, overrides)
-        return
-    configs = compose(task, overrides)
+    configs: list[Config] = [*compose(task, overrides)]
     if any(config.validate is not None for config in configs):
         check_validation(overrides)
     if len(configs) > 1 and not _SWEEP & set(options):
         raise PolyvisionError(f"{len(configs)} runs are asked for: add -m to run them one by one")
-
-
-def _fail(error: PolyvisionError, debug: bool) -> None:
-    if is_further_rank():
-        _ranks().leave_error(error)
-        raise SystemExit(2) from None
-    if debug:
-        raise error
-    say_error(error)
-    raise SystemExit(getattr(error, "code", 2)) from None  # of another rank: its own
+    return configs

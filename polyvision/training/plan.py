@@ -10,9 +10,7 @@ from polyvision.analysis.cost.estimate import Cost
 from polyvision.errors import PolyvisionError, unknown
 from polyvision.training.config.schema import (
     Config,
-    ImageDataConfig,
     LanguageRecipeConfig,
-    TextDataConfig,
     VisionRecipeConfig,
 )
 from polyvision.training.loading.loader import TrainLoader
@@ -59,6 +57,7 @@ def train_batches(config: Config, hardware: Hardware, task: Task) -> TrainLoader
         ValueError: the batch cannot be split so, or there are too few samples for one.
     """
     recipe = config.recipe
+    key, path = config.data.location
     share = hardware.devices * recipe.accumulate
     batch = _step_samples(config, task)
     if batch % share:
@@ -75,14 +74,8 @@ def train_batches(config: Config, hardware: Hardware, task: Task) -> TrainLoader
         world_size=hardware.devices,
         repeats=recipe.repeats if isinstance(recipe, VisionRecipeConfig) else 1,
         accumulate=recipe.accumulate,
-        place=_place(config.data),
+        place=f"{key}={Path(path).expanduser().absolute()}" if path else f"data={config.data.name}",
     )
-
-
-def _place(data: ImageDataConfig | TextDataConfig) -> str:
-    """Return where the data lies, as a person would look for it."""
-    key, path = ("root", data.root) if isinstance(data, ImageDataConfig) else ("path", data.path)
-    return f"data.{key}={Path(path).expanduser().absolute()}" if path else f"data={data.name}"
 
 
 def _step_samples(config: Config, task: Task) -> int:

@@ -18,7 +18,7 @@ from polyvision.training.run.checkpoint import AtomicCheckpointIO
 from polyvision.training.run.folder import Run
 from polyvision.training.tasks.task import Task
 
-__all__ = ["Restored", "load_model"]
+__all__ = ["Restored", "load_model", "read_config"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,10 @@ def load_model(path: str | Path) -> Restored:
     state = AtomicCheckpointIO().load_checkpoint(checkpoint)
     if not isinstance(state, dict) or not {"state_dict", "global_step"} <= set(state):
         raise PolyvisionError(f"{checkpoint} is not the checkpoint of a run")
-    config = _config(run.folder / "config.yaml")
+    config = dataclasses.replace(read_config(run.folder / "config.yaml"), finetune=None)
+    if isinstance(config.model, VisionModelConfig):  # the checkpoint holds the weights
+        model = dataclasses.replace(config.model, pretrained=False)
+        config = dataclasses.replace(config, model=model)
     domain = importlib.import_module(f"polyvision.training.tasks.{config.task}")
     task: Task = domain.build_task(config)
     module = task.module(task.model, config.recipe, seed=config.seed, total_steps=1, epoch_steps=1)
@@ -86,19 +89,19 @@ def _checkpoint(path: Path) -> Path:
     return found
 
 
-def _config(path: Path) -> Config:
+def read_config(path: Path) -> Config:
+    """Read the config.yaml of a run.
+
+    Raises:
+        PolyvisionError: it is damaged, does not fit this version, or names an activation that is
+            not registered.
+    """
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
         check_registered(str(values["act"]["name"]), path.parent)
-        config = _fitting(values, path)
+        return _fitting(values, path)
     except (yaml.YAMLError, UnicodeDecodeError, AttributeError, TypeError, KeyError) as error:
         raise PolyvisionError(f"{path} is damaged: {' '.join(str(error).split())}") from error
-    if isinstance(config.model, VisionModelConfig):  # the checkpoint holds the weights
-        config = dataclasses.replace(
-            config, model=dataclasses.replace(config.model, pretrained=False)
-        )
-    config = dataclasses.replace(config, finetune=None)
-    return config
 
 
 def _fitting(values: dict[str, Any], path: Path) -> Config:

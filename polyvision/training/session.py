@@ -20,7 +20,7 @@ from polyvision.analysis.metrics import higher_is_better
 from polyvision.errors import PolyvisionError
 from polyvision.files import write_whole
 from polyvision.output import say_error
-from polyvision.training.config.schema import Config
+from polyvision.training.config.schema import AnyConfig, Config
 from polyvision.training.loading.loader import TrainLoader, ValLoader, shared_batches, val_loader
 from polyvision.training.loading.workers import worker_count
 from polyvision.training.logging.activation_monitor import ActivationMonitor
@@ -47,7 +47,7 @@ __all__ = ["run_task"]
 
 
 def run_task(
-    config: Config, build: Callable[[Config], Task], overrides: Sequence[str] = ()
+    config: AnyConfig, build: Callable[[AnyConfig], Task], overrides: Sequence[str] = ()
 ) -> dict[str, Any] | None:
     """Show the plan, train, and return the summary; with ``dry_run`` only show the plan.
 
@@ -90,7 +90,7 @@ def run_task(
 
 
 def _check_finished(
-    config: Config, hardware: Hardware, build: Callable[[Config], Task], plan: Run
+    config: AnyConfig, hardware: Hardware, build: Callable[[AnyConfig], Task], plan: Run
 ) -> None:
     """Refuse to take a finished run for one on data that was changed since.
 

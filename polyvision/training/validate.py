@@ -14,19 +14,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from lightning.pytorch import Trainer
 
 from polyvision.errors import PolyvisionError
+from polyvision.models.language.shape import TransformerSizes
 from polyvision.models.trained.network import VisionNetwork
 from polyvision.models.trained.saved import Saved, load_strictly, open_saved
-from polyvision.training.config.compose import SCRIPTS, config_from_plain
+from polyvision.models.vision.settings import ImagePreparation, TimmNetwork
+from polyvision.training.config.compose import SCRIPTS
 from polyvision.training.config.schema import (
     ActivationConfig,
+    AnyConfig,
     Config,
+    DataConfig,
     ImageDataConfig,
     LanguageModelConfig,
-    TextDataConfig,
+    ModelConfig,
     VisionModelConfig,
 )
 from polyvision.training.loading.loader import val_loader
@@ -34,18 +37,18 @@ from polyvision.training.loading.workers import worker_count
 from polyvision.training.logging.quiet import quiet
 from polyvision.training.logging.summary import format_table
 from polyvision.training.loop.devices import resolve_hardware
+from polyvision.training.restore import read_config
 from polyvision.training.tasks.task import Task
+from polyvision.typed import values_of
 
 __all__ = ["validate"]
 
 # Keys of the data that hold values by names of any kind.
 _OPEN = ("options", "mix", "val")
-# Keys of the data that belong to the network.
-_PREPARATION = ("image_size", "test_size", "mean", "std", "crop_pct", "interpolation")
 
 
 def validate(
-    config: Config, build: Callable[[Config], Task], given: set[str]
+    config: AnyConfig, build: Callable[[AnyConfig], Task], given: set[str]
 ) -> list[dict[str, Any]]:
     """Measure the weights that ``config.validate`` names, print a table, and record the result.
 
@@ -109,22 +112,14 @@ def validate(
     return records
 
 
-def _as_trained(config: Config, saved: Saved, given: set[str]) -> Config:
+def _as_trained(config: AnyConfig, saved: Saved, given: set[str]) -> AnyConfig:
     """Return the configuration with the network of the weights and the data to measure it on."""
     network = saved.network
-    model: VisionModelConfig | LanguageModelConfig
+    model: ModelConfig
     if isinstance(network, VisionNetwork):
-        model = VisionModelConfig(
-            task="vision",
-            name=network.name,
-            pretrained=False,
-            on_leftover="error" if network.on_leftover == "error" else "ignore",
-            options=dict(network.options),
-        )
+        model = VisionModelConfig(**values_of(TimmNetwork, network))
     else:
-        names = {f.name for f in dataclasses.fields(LanguageModelConfig)} - {"task", "name"}
-        sizes = {name: getattr(network.shape, name) for name in names}
-        model = LanguageModelConfig(task="language", name=network.name, **sizes)
+        model = LanguageModelConfig(name=network.name, **values_of(TransformerSizes, network.shape))
     return dataclasses.replace(
         config,
         model=model,
@@ -135,7 +130,7 @@ def _as_trained(config: Config, saved: Saved, given: set[str]) -> Config:
     )
 
 
-def _data(config: Config, saved: Saved, given: set[str]) -> ImageDataConfig | TextDataConfig:
+def _data(config: Config, saved: Saved, given: set[str]) -> DataConfig:
     """Return the data of ``data=``, or the run's own, with the values given on the command line."""
     asked: Any = config.data
     network = saved.network
@@ -144,9 +139,10 @@ def _data(config: Config, saved: Saved, given: set[str]) -> ImageDataConfig | Te
         recorded = saved.folder / "config.yaml"
         if not recorded.is_file():
             raise PolyvisionError(f"validate={config.validate} is no run: say on what, with data=")
-        values = dataclasses.asdict(_recorded(recorded))
+        data = read_config(recorded).data
+        values = values_of(type(data), data)
     if isinstance(network, VisionNetwork):
-        values |= {key: getattr(network, key) for key in _PREPARATION}
+        values |= values_of(ImagePreparation, network)
         if "data.image_size" in given:  # the size that images are validated at, then
             values["test_size"] = None
     elif "data" in given and asked.tokenizer is not None and saved.tokenizer is not None:
@@ -162,17 +158,8 @@ def _data(config: Config, saved: Saved, given: set[str]) -> ImageDataConfig | Te
                 k: v for k, v in getattr(asked, key).items() if whole or f"data.{key}.{k}" in given
             }
             values[key] = values.get(key, {}) | chosen
-    data: ImageDataConfig | TextDataConfig = dataclasses.replace(asked, **values)
-    return data
-
-
-def _recorded(path: Path) -> ImageDataConfig | TextDataConfig:
-    try:
-        return config_from_plain(yaml.safe_load(path.read_text(encoding="utf-8"))).data
-    except (yaml.YAMLError, UnicodeDecodeError, AttributeError, TypeError, KeyError) as error:
-        raise PolyvisionError(f"{path} is damaged: {' '.join(str(error).split())}") from error
-    except PolyvisionError as error:
-        raise PolyvisionError(f"{path} does not fit this version: {error}") from error
+    found: DataConfig = dataclasses.replace(asked, **values)
+    return found
 
 
 def _same_data(saved: Saved, task: Task) -> None:

@@ -35,7 +35,9 @@ def forward_flops(shape: TransformerShape, length: int, activation_flops: int) -
         activation_flops: f.
 
     Example:
-        >>> shape = TransformerShape(50, 8, width=4, layers=1, heads=2, ffn_hidden=6)
+        >>> shape = TransformerShape(
+        ...     vocab_size=50, context=8, width=4, layers=1, heads=2, ffn_hidden=6
+        ... )
         >>> forward_flops(shape, 8, 18) == 2 * (4 * 16 + 2 * 24) + 18 * 6 + 4 * 8 * 4 + 2 * 4 * 50
         True
     """

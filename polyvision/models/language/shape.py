@@ -8,153 +8,96 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polyvision.errors import PolyvisionError
+from polyvision.typed import Count, NonNegative, Positive, misfits
 
-__all__ = ["MoEShape", "TransformerShape"]
-
-_COUNTS = ("vocab_size", "context", "width", "layers", "heads", "ffn_hidden")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _count_problems(owner: Any, names: tuple[str, ...]) -> list[str]:
-    values = {name: getattr(owner, name) for name in names}
-    return [
-        f"{name} must be a positive integer, got {value!r}"
-        for name, value in values.items()
-        if not _is_count(value)
-    ]
-
-
-def _flag_problems(owner: Any, names: tuple[str, ...]) -> list[str]:
-    values = {name: getattr(owner, name) for name in names}
-    return [
-        f"{name} must be true or false, got {value!r}"
-        for name, value in values.items()
-        if not isinstance(value, bool)
-    ]
+__all__ = ["MoEShape", "TransformerShape", "TransformerSizes"]
 
 
 @dataclass(frozen=True)
 class MoEShape:
-    """The mixture of experts in the place of each FFN (see ``MoE``).
-
-    Attributes:
-        experts: number of experts E.
-        top_k: experts that each token visits, at most E.
-        load_balance: weight of the load-balance loss.
-        router_z: weight of the router's z-loss.
-        normalise: divide the chosen experts' probabilities by their sum.
-        expert_coefficients: each expert has its own coefficients of PolyNorm or PolyReLU; else one
-            set serves all experts of a layer.
+    """The mixture of experts in the place of each feed-forward network (see ``MoE``).
 
     Raises:
         PolyvisionError: values that do not fit; the text lists all of them.
     """
 
-    experts: int
-    top_k: int
-    load_balance: float = 0.01
-    router_z: float = 0.001
+    experts: Count
+    """Experts in each layer."""
+    top_k: Count
+    """Experts that each token visits, at most `experts`."""
+    load_balance: NonNegative = 0.01
+    """Weight of the load-balancing loss."""
+    router_z: NonNegative = 0.001
+    """Weight of the router's z-loss."""
     normalise: bool = False
+    """Divide the weights of the chosen experts by their sum."""
     expert_coefficients: bool = False
+    """Give each expert its own coefficients of PolyNorm or PolyReLU; else one set serves all
+    experts of a layer.
+    """
 
     def __post_init__(self) -> None:
-        problems = _count_problems(self, ("experts", "top_k"))
+        problems = misfits(self)
         if not problems and self.top_k > self.experts:
             problems.append(f"top_k={self.top_k} must be at most experts={self.experts}")
-        for name in ("load_balance", "router_z"):
-            value = getattr(self, name)
-            if not _is_number(value) or not 0 <= value < math.inf:
-                problems.append(f"{name} must be a number of at least 0, got {value!r}")
-        problems += _flag_problems(self, ("normalise", "expert_coefficients"))
         if problems:
             raise PolyvisionError("mixture of experts: " + "; ".join(problems))
 
 
-@dataclass(frozen=True)
-class TransformerShape:
-    """Everything that determines the model.
-
-    Attributes:
-        vocab_size: number of tokens V.
-        context: longest sequence, in tokens.
-        width: size of the residual stream.
-        layers: number of blocks.
-        heads: number of query heads; ``width / heads`` must be an even integer.
-        kv_heads: number of key and value heads, a divisor of ``heads``; None for ``heads``.
-        ffn_hidden: hidden size of an ungated FFN, or of one expert; a gated one takes 2/3 (see
-            ``FeedForward``).
-        activation: registered name of the FFN's activation.
-        activation_options: keywords of its constructor.
-        rope_theta: base of the rotary wavelengths.
-        norm_eps: eps of every RMSNorm.
-        qk_norm: normalise queries and keys over all their heads, before they are rotated.
-        tie_embeddings: the input embedding serves as output matrix too.
-        init_std: standard deviation of the initial matrices; None for 1/sqrt(2.5 width).
-        init_cutoff: redraw initial values beyond this many standard deviations; None for never.
-        init_depth_scaled: divide the standard deviation of the matrices that write to the residual
-            stream (attention's output, FFN's down) by sqrt(2 layers).
-        checkpointing: keep only the input of each block for the backward pass, and run the block
-            again there.
-        moe: experts instead of the FFN; None for a dense model.
+@dataclass(frozen=True, kw_only=True)
+class TransformerSizes:
+    """What a configuration chooses of a decoder-only transformer: ``model.<key>=``.
 
     Raises:
         PolyvisionError: values that do not fit; the text lists all of them.
     """
 
-    vocab_size: int
-    context: int
-    width: int
-    layers: int
-    heads: int
-    ffn_hidden: int
-    kv_heads: int | None = None
-    activation: str = "polynorm"
-    activation_options: Mapping[str, Any] = field(default_factory=dict)
-    rope_theta: float = 10000.0
-    norm_eps: float = 1e-5
+    context: Count
+    """Longest sequence, in tokens."""
+    width: Count
+    """Size of the hidden states."""
+    layers: Count
+    """Number of transformer blocks."""
+    heads: Count
+    """Attention heads; `width / heads` must be an even integer."""
+    kv_heads: Count | None = None
+    """Heads of keys and values (grouped-query attention), a divisor of `heads`; null: as many as
+    `heads`.
+    """
+    ffn_hidden: Count
+    """Hidden size of a feed-forward network or expert without a gate; a gated one is made
+    narrower, to equal parameters.
+    """
+    rope_theta: Positive = 10000.0
+    """Base of the rotary position embedding."""
+    norm_eps: Positive = 1e-5
+    """Epsilon of the RMS norms."""
     qk_norm: bool = False
+    """Normalise queries and keys over all their heads, before they are rotated."""
     tie_embeddings: bool = False
-    init_std: float | None = None
-    init_cutoff: float | None = None
+    """Use the embedding as output matrix."""
+    init_std: Positive | None = None
+    """Standard deviation of the initial weights; null: 1 / sqrt(2.5 width)."""
+    init_cutoff: Positive | None = None
+    """Cut the initial weights off at this many standard deviations; null: nowhere."""
     init_depth_scaled: bool = False
+    """Divide the standard deviation of what writes to the residual stream by sqrt(2 layers)."""
     checkpointing: bool = False
+    """Keep only the inputs of each block for the backward pass, and compute the rest again."""
     moe: MoEShape | None = None
+    """Mixture of experts in place of the feed-forward networks; null: none."""
 
     def __post_init__(self) -> None:
-        problems = self._bad_values() or self._bad_heads()
-        if problems:
-            raise PolyvisionError("transformer shape: " + "; ".join(problems))
-
-    def _bad_values(self) -> list[str]:
-        names = (*_COUNTS, *(["kv_heads"] if self.kv_heads is not None else []))
-        problems = _count_problems(self, names)
-        numbers = ["rope_theta", "norm_eps"]
-        numbers += [n for n in ("init_std", "init_cutoff") if getattr(self, n) is not None]
-        for name in numbers:
-            value = getattr(self, name)
-            if not _is_number(value) or not 0 < value < math.inf:
-                problems.append(f"{name} must be a number greater than 0, got {value!r}")
-        flags = ("qk_norm", "tie_embeddings", "init_depth_scaled", "checkpointing")
-        problems += _flag_problems(self, flags)
-        return problems
-
-    def _bad_heads(self) -> list[str]:
-        problems = []
-        if self.width % self.heads or self.width // self.heads % 2:
+        problems = misfits(self)
+        if not problems and (self.width % self.heads or self.width // self.heads % 2):
             problems.append(
                 f"width / heads must be an even integer, got {self.width} / {self.heads}; "
                 f"take a width that is a multiple of {2 * self.heads}"
             )
-        if self.kv_heads is not None and self.heads % self.kv_heads:
+        if not problems and self.kv_heads is not None and self.heads % self.kv_heads:
             problems.append(f"kv_heads={self.kv_heads} must divide heads={self.heads}")
-        return problems
+        if problems:
+            raise PolyvisionError("transformer shape: " + "; ".join(problems))
 
     @property
     def head_dim(self) -> int:
@@ -165,3 +108,18 @@ class TransformerShape:
     def matrix_std(self) -> float:
         """Standard deviation of the initial matrices."""
         return 1 / math.sqrt(2.5 * self.width) if self.init_std is None else self.init_std
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerShape(TransformerSizes):
+    """Everything that determines the model: its sizes, the vocabulary and the activation.
+
+    Attributes:
+        vocab_size: number of tokens V.
+        activation: registered name of the activation in the feed-forward networks.
+        activation_options: keywords of its constructor.
+    """
+
+    vocab_size: Count
+    activation: str = "polynorm"
+    activation_options: Mapping[str, Any] = field(default_factory=dict)

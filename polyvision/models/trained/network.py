@@ -14,8 +14,10 @@ from torch import nn
 
 from polyvision.activations import activation_info, activation_names
 from polyvision.errors import PolyvisionError
-from polyvision.models.language.shape import MoEShape, TransformerShape
+from polyvision.models.language.shape import TransformerShape
 from polyvision.models.language.transformer import Transformer
+from polyvision.models.vision.settings import ImagePreparation, TimmNetwork
+from polyvision.typed import Count, load
 
 __all__ = [
     "LanguageNetwork",
@@ -26,39 +28,21 @@ __all__ = [
 ]
 
 
-@dataclasses.dataclass(frozen=True)
-class VisionNetwork:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VisionNetwork(TimmNetwork, ImagePreparation):
     """An image classifier of ``create_vision_model``, and how its images are prepared.
 
     Attributes:
-        name: the timm model.
         activation: registered name of the activation at every site.
         activation_options: keywords of its constructor.
-        options: further keywords of ``timm.create_model``.
-        on_leftover: what is done about activations that cannot be replaced.
         classes: class names; the position of a name is its label.
         in_chans: channels of the images.
-        image_size: height and width after cropping.
-        test_size: the same in validation and use, None for ``image_size``.
-        mean: per-channel mean that is subtracted, on the scale 0 to 1.
-        std: per-channel standard deviation that is divided by.
-        crop_pct: side of the central crop, as a fraction of the resized image.
-        interpolation: how images are resized.
     """
 
-    name: str
     activation: str
     activation_options: Mapping[str, Any]
-    options: Mapping[str, Any]
-    on_leftover: str
     classes: list[str]
-    in_chans: int
-    image_size: int
-    mean: list[float]
-    std: list[float]
-    crop_pct: float
-    interpolation: str
-    test_size: int | None = None
+    in_chans: Count
 
     task = "vision"
 
@@ -136,15 +120,6 @@ def network_to_plain(network: Network) -> dict[str, Any]:
     return {"task": network.task, **dataclasses.asdict(network)}
 
 
-def _with_options(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the activation's options that an earlier version did not have, with their defaults."""
-    values, name = dict(values), values["activation"]
-    if name in activation_names():
-        defaults = dataclasses.asdict(activation_info(name).options())
-        values["activation_options"] = {**defaults, **values["activation_options"]}
-    return values
-
-
 def network_from_plain(plain: Any, place: str) -> Network:
     """Read a description back.
 
@@ -155,18 +130,19 @@ def network_from_plain(plain: Any, place: str) -> Network:
     Raises:
         PolyvisionError: it is not a description of this version.
     """
-    try:
-        values = dict(plain)
-        task = values.pop("task")
-        if task == "vision":
-            return VisionNetwork(**_with_options(values))
-        if task == "language":
-            shape = _with_options(values.pop("shape"))
-            moe = shape.pop("moe", None)
-            experts = None if moe is None else MoEShape(**moe)
-            return LanguageNetwork(TransformerShape(**shape, moe=experts), **values)
-    except PolyvisionError:
-        raise
-    except (TypeError, ValueError, KeyError) as error:
-        raise PolyvisionError(f"{place} does not describe a network: {error}") from error
-    raise PolyvisionError(f"{place} does not describe a network: task is {task!r}")
+    problems: list[str] = []
+    values = dict(plain) if isinstance(plain, Mapping) else {}
+    kinds: dict[Any, type[Network]] = {"vision": VisionNetwork, "language": LanguageNetwork}
+    task = values.pop("task", None)
+    if task not in kinds:
+        raise PolyvisionError(f"{place} does not describe a network: task is {task!r}")
+    found = load(kinds[task], values, "", problems)
+    if found is None:
+        raise PolyvisionError(f"{place} does not describe a network: {'; '.join(problems)}")
+    options = found.activation_options
+    if found.activation in activation_names():  # options that an earlier version did not have
+        info = activation_info(found.activation)
+        options = {**dataclasses.asdict(info.options()), **options}
+    if isinstance(found, LanguageNetwork):
+        return LanguageNetwork(dataclasses.replace(found.shape, activation_options=options))
+    return dataclasses.replace(found, activation_options=options)

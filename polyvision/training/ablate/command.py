@@ -17,6 +17,7 @@ from polyvision.training.ablate.plan import Planned, plan_study
 from polyvision.training.ablate.report import report
 from polyvision.training.ablate.studies import STUDIES, Study
 from polyvision.training.config.compose import SCRIPTS, Task
+from polyvision.training.config.overrides import parse
 from polyvision.training.logging.summary import format_table
 from polyvision.training.signals import Child, describe_code, run_children
 
@@ -93,10 +94,9 @@ def run(arguments: argparse.Namespace) -> str:
     if arguments.steps is not None:
         # An epoch has one step or more, so that the steps are what ends the run.
         chosen += [f"trainer.max_epochs={arguments.steps}", f"trainer.max_steps={arguments.steps}"]
-    for override in arguments.overrides:
-        key = override.lstrip("+~").partition("=")[0]
-        if (advice := _TAKEN.get(key.partition(".")[0])) is not None:
-            raise PolyvisionError(f"{override}: leave it out, {advice}")
+    for override in parse(arguments.overrides):
+        if (advice := _TAKEN.get(override.key_or_group.partition(".")[0])) is not None:
+            raise PolyvisionError(f"{override.input_line}: leave it out, {advice}")
     output: Path = arguments.output
     planned = plan_study(
         study, task, [*chosen, *arguments.overrides], seeds=arguments.seeds, output=output

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from polyvision.errors import PolyvisionError, looked_for
 from polyvision.training.ablate.studies import Size, Study
 from polyvision.training.config.compose import Task, compose
-from polyvision.training.config.schema import Config, LanguageModelConfig, TextDataConfig
+from polyvision.training.config.overrides import quoted
+from polyvision.training.config.schema import (
+    Config,
+    DataConfig,
+    ImageDataConfig,
+    LanguageModelConfig,
+)
 from polyvision.training.run.folder import Run, locate_run
 
 __all__ = ["Planned", "plan_study", "sized"]
@@ -51,7 +56,7 @@ def plan_study(
         PolyvisionError: overrides that do not fit, or runs in ``output`` that were made with other
             settings.
     """
-    common = [*overrides, f"run_root={_quoted(str(output))}", "resume=auto"]
+    common = [*overrides, f"run_root={quoted(str(output))}", "resume=auto"]
     (base,) = _composed(task, common)
     models: list[list[str]] = [[]]
     if study.sizes:
@@ -62,7 +67,7 @@ def plan_study(
     problems = []
     variants = [[*model, *act] for model in models for act in study.acts]
     configs = [_composed(task, [*common, *variant])[0] for variant in variants]
-    _check_place(base)
+    _check_place(base.data)
     for seed in range(seeds):
         for variant, config in zip(variants, configs, strict=True):
             seeded = dataclasses.replace(config, seed=seed)
@@ -77,26 +82,16 @@ def plan_study(
     return planned
 
 
-def _check_place(config: Config) -> None:
+def _check_place(data: DataConfig) -> None:
     """Refuse data that are not there, which every run would find for itself."""
-    data = config.data
-    if isinstance(data, TextDataConfig):
-        key, place = "path", data.path
-    else:
-        key, place = "root", None if data.options.get("download") else data.root
-    if place is not None and not Path(place).expanduser().exists():
-        raise PolyvisionError(f"data.{key}={place!r} does not exist{looked_for(place)}")
-
-
-def _quoted(text: str) -> str:
-    """Return a value of an override as Hydra reads it back, quoted where it must be."""
-    if re.fullmatch(r"[\w./~-]+", text, re.ASCII):
-        return text
-    return "'" + re.sub(r"(\\*)('|$)", lambda m: 2 * m[1] + (m[2] and "\\'"), text) + "'"
+    key, place = data.location
+    download = isinstance(data, ImageDataConfig) and data.options.get("download")
+    if place is not None and not download and not Path(place).expanduser().exists():
+        raise PolyvisionError(f"{key}={place!r} does not exist{looked_for(place)}")
 
 
 def _composed(task: Task, overrides: list[str]) -> list[Config]:
-    configs = compose(task, overrides)
+    configs: list[Config] = [*compose(task, overrides)]
     if len(configs) > 1:
         raise PolyvisionError("an override of a study has one value, not several: run it for each")
     return configs

@@ -1,45 +1,46 @@
-"""From the command line to a typed configuration, with every problem reported in one error.
+"""From overrides to a typed configuration, with every problem reported in one error.
 
-Hydra composes the groups in ``configs/``; the group ``act`` comes from the activation registry.
-Hydra itself stops at the first mistake and knows no types: values are checked here, and where
-something is wrong, each override is compared with the groups and keys that there are.
+Hydra composes the groups: those of ``configs/``, the group ``act`` from the activation registry, and
+the defaults of ``schema`` as the base of each group. Hydra would stop at the first unknown key, so it
+is told to add every key, and ``schema`` says afterwards which of them there are.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import itertools
-import re
-import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, Literal, TypeVar
+from pathlib import Path
+from typing import Any, Literal, get_type_hints, overload
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from polyvision.activations import activation_info, activation_names, create_activation
+from polyvision import configs
 from polyvision.errors import PolyvisionError, some, unknown
 from polyvision.training.config import schema
-from polyvision.training.config.recipe_options import check_schedule_options
-from polyvision.training.config.typed import load, with_defaults
+from polyvision.training.config.overrides import choices, parse, readable
+from polyvision.typed import load, with_defaults
 
 __all__ = [
     "CONFIG_MODULE",
     "SCRIPTS",
+    "Task",
     "check_keys",
-    "combinations",
     "completed",
     "compose",
     "config_from_plain",
-    "open_keys",
+    "for_hydra",
+    "help_text",
     "register_groups",
     "typed_config",
 ]
@@ -47,39 +48,49 @@ __all__ = [
 CONFIG_MODULE = "polyvision.configs"
 SCRIPTS = {"vision": "train_vision", "language": "train_lm"}
 Task = Literal["vision", "language"]
-T = TypeVar("T")
-
-# Groups whose keys are names that the user chooses, or options that their readers check.
-_OPEN = re.compile(r"data\.(val|mix)[.=]|(model|data|recipe)\.(\w+_)?options\.\w+=")
+_CONFIGS: dict[Any, type[schema.Config]] = {
+    "vision": schema.VisionConfig,
+    "language": schema.LanguageConfig,
+}
+_USUAL_ACT = "polynorm"  # of both scripts
 _OWN_ACTIVATION = " One of your own is known once the module that registers it has been imported."
 
-_SCHEMAS: dict[str, dict[str, type[Any]]] = {
-    "vision": {
-        "model": schema.VisionModelConfig,
-        "data": schema.ImageDataConfig,
-        "recipe": schema.VisionRecipeConfig,
-        "trainer": schema.TrainerConfig,
-        "analysis": schema.AnalysisConfig,
-    },
-    "language": {
-        "model": schema.LanguageModelConfig,
-        "data": schema.TextDataConfig,
-        "recipe": schema.LanguageRecipeConfig,
-        "trainer": schema.TrainerConfig,
-        "analysis": schema.AnalysisConfig,
-    },
-}
 
+def register_groups(activations: Iterable[str] | None = None) -> None:
+    """Offer Hydra the defaults of the schema, and activations with their options.
 
-def register_groups() -> None:
-    """Offer every registered activation as ``act=<name>``, its options as ``act.<option>=``."""
-    store = ConfigStore.instance()
-    for name in activation_names():
+    Args:
+        activations: names; None: all that are registered.
+    """
+    from polyvision.activations import activation_info, activation_names
+
+    _register_defaults()
+    for name in activation_names() if activations is None else activations:
         options = dataclasses.asdict(activation_info(name).options())
-        store.store(group="act", name=name, node={"name": name, **options})
+        _store("act", name, {"name": name, **options})
 
 
-def compose(task: Task, overrides: list[str]) -> list[schema.Config]:
+def _register_defaults() -> None:
+    """Offer Hydra the defaults of the schema, and the usual activation without its options."""
+    for task, cls in _CONFIGS.items():
+        kinds = get_type_hints(cls)
+        _store("base", task, with_defaults(cls, {}))
+        for group in ("model", "data", "recipe"):
+            _store(f"{group}/base", task, with_defaults(kinds[group], {}))
+        for group in ("trainer", "analysis"):
+            _store(f"{group}/base", "default", with_defaults(kinds[group], {}))
+    _store("act", _USUAL_ACT, {"name": _USUAL_ACT})
+
+
+def _store(group: str, name: str, node: dict[str, Any]) -> None:
+    ConfigStore.instance().store(group=group, name=name, node=node)
+
+
+@overload
+def compose(task: Literal["vision"], overrides: list[str]) -> list[schema.VisionConfig]: ...
+@overload
+def compose(task: Literal["language"], overrides: list[str]) -> list[schema.LanguageConfig]: ...
+def compose(task: Task, overrides: list[str]) -> list[Any]:
     """Compose and check one configuration for each combination that ``overrides`` ask for.
 
     Args:
@@ -87,307 +98,292 @@ def compose(task: Task, overrides: list[str]) -> list[schema.Config]:
         overrides: Hydra overrides, ``key=value``; ``key=a,b`` makes one run for each value.
 
     Raises:
-        ValueError: one text with a line for each problem of any of the combinations.
+        PolyvisionError: one text with a line for each problem of any of the combinations.
     """
-    return _inside_hydra(lambda: _compose_all(task, overrides))
+    problems: list[str] = []
+    with _hydra():
+        found = _composed(task, overrides, problems)
+    if problems:
+        raise _error(problems)
+    return found
 
 
 def check_keys(task: Task, overrides: list[str]) -> None:
     """Check what ``compose`` does except the values, which may still be missing.
 
     Raises:
-        ValueError: one text with a line for each key or choice that does not exist.
+        PolyvisionError: one text with a line for each key or choice that does not exist.
     """
-    _inside_hydra(lambda: _compose_all(task, overrides, values=False))
+    problems: list[str] = []
+    with _hydra():
+        _composed(task, overrides, problems)
+    problems = [line for line in problems if line.startswith(("unknown ", "cannot read "))]
+    if problems:
+        raise _error(problems)
 
 
-def _inside_hydra(work: Callable[[], T]) -> T:
-    register_groups()
-    # hydra.main may be running in this process: its state must not change under its feet.
+def help_text(task: Task, overrides: list[str]) -> str:
+    """Return what ``--help`` prints: the groups with their choices, and the configuration.
+
+    Hydra's own text takes as long as composing ten configurations: it lists each group anew.
+    """
+    parsed = parse(overrides)
+    _register_asked(parsed)
+    opened = [for_hydra(override, choices(override)[0]) for override in parsed]
+    with _hydra():
+        node = hydra_compose(SCRIPTS[task], opened, return_hydra_config=True)
+    header, footer = node.hydra.help.header, node.hydra.help.footer
+    OmegaConf.set_struct(node, False)
+    del node["hydra"]
+    groups = "\n".join(f"{g}: {', '.join(_names(g))}" for g in sorted(["act", *_files()]))
+    return (
+        f"{header}\n== Configuration groups ==\nChoose with group=name\n\n{groups}\n\n"
+        f"== Config ==\nChange with key=value\n\n{OmegaConf.to_yaml(node)}\n{footer}"
+    )
+
+
+@contextmanager
+def _hydra() -> Iterator[None]:
+    """Let Hydra find the groups; ``hydra.main`` may be running in this process already."""
     state = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
         with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
-            return work()
+            yield
     finally:
         if state is not None:
             GlobalHydra.instance().initialize(state)
 
 
-def combinations(overrides: list[str]) -> list[list[str]]:
-    """Return the overrides of each run that ``key=a,b`` asks for.
-
-    Raises:
-        ValueError: an override that cannot be read.
-    """
-    problems: list[str] = []
-    parsed = _parse(overrides, problems)
-    if problems:
-        raise _error(problems)
-    return [list(choice) for choice in itertools.product(*map(_choices, parsed))]
-
-
-def _compose_all(task: Task, overrides: list[str], *, values: bool = True) -> list[schema.Config]:
-    problems: list[str] = []
-    groups = _groups(tuple(activation_names()))
-    parsed = _parse(overrides, problems)
-    good = [o for o in parsed if _group_fits(o, groups, problems)]
-    if not problems:
-        configs = _each(task, good, problems, values=values)
-        if not problems:
-            return configs
-        problems.clear()
-    # Hydra stops at its first mistake. To name all of them, keys are compared with what the choices
-    # of groups alone give, and the rest is composed again without the keys that do not fit.
-    base = _hydra(task, [_plain_choice(o) for o in good if o.key_or_group in groups], problems)
-    if base is None:
-        raise _error(problems)
-    good = [o for o in good if o.key_or_group in groups or _key_fits(o, base, groups, problems)]
-    _each(task, good, problems, values=values)
-    raise _error(problems)
-
-
-def _each(
-    task: Task, overrides: list[Override], problems: list[str], *, values: bool
-) -> list[schema.Config]:
+def _composed(task: Task, overrides: list[str], problems: list[str]) -> list[schema.Config]:
     """Return the configuration of each combination that fits; the rest adds to ``problems``."""
-    configs = []
-    for combination in itertools.product(*map(_choices, overrides)):
-        node = _hydra(task, list(combination), problems)
-        if node is not None and values:
-            try:
-                configs.append(typed_config(node))
-            except PolyvisionError as error:
-                problems.extend(str(error).splitlines())
-    return configs
+    parsed = [o for o in readable(overrides, problems) if _choice_exists(o, problems)]
+    # Torch is imported only where an activation is asked for, or all else is right.
+    act_given = any("act" in text for text in overrides)
+    _register_asked(parsed) if act_given else _register_defaults()
+    found = []
+    for lines in itertools.product(*map(choices, parsed)):
+        opened = [for_hydra(override, line) for override, line in zip(parsed, lines, strict=True)]
+        try:
+            values = _plain(hydra_compose(SCRIPTS[task], opened))
+        except (HydraException, PolyvisionError) as error:
+            problems.append(" ".join(str(error).split()))
+            continue
+        config = _typed(values, problems, check_act=act_given)
+        if config is not None:
+            found.append(config)
+    return found
 
 
-def typed_config(composed: DictConfig) -> schema.Config:
-    """Turn a composed configuration into its typed form.
+def _register_asked(overrides: list[Override]) -> None:
+    """Offer Hydra the activations that overrides choose from."""
+    asked = [v for o in overrides if o.key_or_group == "act" for v in _values(o)]
+    register_groups([_USUAL_ACT, *asked])
 
-    Raises:
-        ValueError: one text with a line for each value that does not fit.
-    """
+
+def for_hydra(override: Override, line: str) -> str:
+    """Write an override so that Hydra adds a key that it does not know."""
+    key = override.key_or_group
+    if _is_group(key) or key.startswith("hydra") or override.is_delete():
+        return line
+    return f"++{line.lstrip('+')}"
+
+
+def _plain(node: DictConfig) -> dict[str, Any]:
     try:
-        values: Any = OmegaConf.to_container(composed, resolve=True)
+        values: Any = OmegaConf.to_container(node, resolve=True)
     except OmegaConfBaseException as error:
         text = str(error).splitlines()[0]
         raise PolyvisionError(f"{error.full_key}: cannot resolve ${{...}}: {text}") from error
-    return _typed(values)
+    return dict(values)
+
+
+def typed_config(composed: DictConfig) -> schema.Config:
+    """Turn a configuration that Hydra composed into its typed form.
+
+    Raises:
+        PolyvisionError: one text with a line for each value that does not fit.
+    """
+    return _checked(_plain(composed))
 
 
 def config_from_plain(values: Mapping[str, Any]) -> schema.Config:
     """Turn the content of a run's config.yaml, which is ``Config.plain()``, into its typed form.
 
     Raises:
-        ValueError: one text with a line for each value that does not fit.
+        PolyvisionError: one text with a line for each value that does not fit.
     """
-    values = completed(values)
     act = values["act"]
-    return _typed({**values, "act": {"name": act["name"], **act["options"]}})
+    return _checked({**values, "act": {"name": act["name"], **act["options"]}})
 
 
 def completed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Add to the content of a run's config.yaml the keys that its version did not have.
+    """Add to the content of a run's config.yaml the keys that its version did not have."""
+    from polyvision.activations import activation_info
 
-    One rule: a key that is added to ``schema`` has a default there, and the default means what runs
-    did before. Only a config.yaml may leave it out; the files in ``configs/`` are whole.
-    """
     act = values["act"]
     options = with_defaults(activation_info(str(act["name"])).options, act["options"])
-    complete = {**with_defaults(_Scalars, values), "act": {"name": act["name"], "options": options}}
-    for group, cls in _SCHEMAS.get(values.get("task", ""), {}).items():
-        complete[group] = with_defaults(cls, values.get(group, {}))
-    return complete
+    cls = _CONFIGS.get(values.get("task"), schema.Config)
+    return {**with_defaults(cls, values), "act": {"name": act["name"], "options": options}}
 
 
-def _typed(values: Mapping[str, Any]) -> schema.Config:
+def _checked(values: Mapping[str, Any]) -> schema.Config:
     problems: list[str] = []
-    task = values.get("task")
-    if task not in _SCHEMAS:
-        raise unknown("task", str(task), _SCHEMAS)
-    missing = [g for g in (*_SCHEMAS[task], "act") if not isinstance(values.get(g), Mapping)]
-    if missing:
-        raise _error(f"{g} is missing: choose {g}=<name>" for g in missing)
-    experiment = values.get("experiment")
-    if isinstance(experiment, Mapping) and experiment.get("task", task) != task:
-        raise _error([_wrong_task(task, "experiment", experiment)])  # so are the groups it chose
-    parts: dict[str, Any] = {}
-    for group, cls in _SCHEMAS[task].items():
-        node = values[group]
-        if node.get("task", task) != task:
-            problems.append(_wrong_task(task, group, node))
-        else:
-            parts[group] = load(cls, node, group, problems)
-    if parts.get("recipe") is not None:
-        try:
-            check_schedule_options(parts["recipe"])
-        except PolyvisionError as error:
-            problems.append(str(error))
-    parts["act"] = _activation(task, values["act"], problems)
-    rest = {k: v for k, v in values.items() if k not in {*_SCHEMAS[task], "act"}}
-    if "precision" in rest:
-        rest["precision"] = str(rest["precision"])
-    scalars: Any = load(_Scalars, rest, "", problems)
-    if problems:
+    config = _typed(values, problems)
+    if config is None:
         raise _error(problems)
-    return schema.Config(**parts, **vars(scalars))
+    return config
 
 
-_Scalars = dataclasses.make_dataclass(
-    "_Scalars",
-    [
-        (f.name, schema.Config.__annotations__[f.name], dataclasses.field(default=f.default))
-        for f in dataclasses.fields(schema.Config)
-        if f.name not in {*_SCHEMAS["vision"], "act"}
-    ],
-    frozen=True,
-    namespace={"__module__": schema.__name__},
-)
+def _typed(
+    values: Mapping[str, Any], problems: list[str], *, check_act: bool = True
+) -> schema.Config | None:
+    """Return the typed configuration, or None where something was added to ``problems``.
+
+    Args:
+        values: plain values; those of ``act`` are its name and options side by side.
+        problems: receives one line for each value that does not fit.
+        check_act: look at the activation although something else does not fit.
+    """
+    task: Any = values.get("task")
+    cls = _CONFIGS.get(task)
+    if cls is None:
+        problems.append(str(unknown("task", str(task), _CONFIGS)))
+        return None
+    if wrong := _wrong_groups(cls, values):
+        problems.extend(wrong)
+        return None
+    before = len(problems)
+    known = {field.name for field in dataclasses.fields(cls)}
+    problems.extend(_unknown_key(key, values, known) for key in values if key not in known)
+    options = dict(values["act"])
+    name = str(options.pop("name", None))
+    given = {key: value for key, value in values.items() if key in known}
+    config = load(cls, {**given, "act": {"name": name, "options": options}}, "", problems)
+    act = None
+    if check_act or len(problems) == before:
+        act = _activation(task, name, options, problems)
+    return dataclasses.replace(config, act=act) if config and act else None
+
+
+def _wrong_groups(cls: type[schema.Config], values: Mapping[str, Any]) -> list[str]:
+    """Say which groups are missing or belong to the other task."""
+    groups = [f.name for f in dataclasses.fields(cls) if _is_group(f.name)]
+    missing = [
+        f"{g} is missing: choose {g}=<name>"
+        for g in groups
+        if g != "experiment" and not isinstance(values.get(g), Mapping)
+    ]
+    if missing:
+        return missing
+    experiment = values.get("experiment")
+    if isinstance(experiment, Mapping) and "name" not in experiment:
+        return [f"experiment.{key}: experiment is None here" for key in experiment]
+    other = [g for g in groups if (values[g] or {}).get("task", values["task"]) != values["task"]]
+    if "experiment" in other:  # which chose the others
+        other = ["experiment"]
+    return [_wrong_task(values["task"], group, values[group]) for group in other]
+
+
+def _unknown_key(key: str, values: Mapping[str, Any], known: set[str]) -> str:
+    """Name the group that has the key, or the nearest key; torch only where neither is clear."""
+    nodes = {k: v for k, v in values.items() if k in known and isinstance(v, Mapping)}
+    elsewhere = [f"{group}.{key}" for group, node in nodes.items() if key in node]
+    if not elsewhere and not difflib.get_close_matches(key, known, cutoff=0.75):
+        from polyvision.activations import activation_info, activation_names
+
+        name = values["act"].get("name")
+        if name in activation_names() and key in get_type_hints(activation_info(name).options):
+            elsewhere = [f"act.{key}"]
+    if elsewhere:
+        return f"unknown key {key!r}. Did you mean {some(elsewhere)}?"
+    return str(unknown("key", key, known))
 
 
 def _activation(
-    task: Task, node: Mapping[str, Any], problems: list[str]
+    task: Task, name: str, given: Mapping[str, Any], problems: list[str]
 ) -> schema.ActivationConfig | None:
-    info = activation_info(str(node.get("name")))
+    from polyvision.activations import activation_info, activation_names, create_activation
+
+    try:
+        info = activation_info(name)
+    except PolyvisionError as error:
+        problems.append(str(error))
+        return None
     if task == "vision" and info.kind == "gated":
         valid = ", ".join(n for n in activation_names() if activation_info(n).kind != "gated")
         problems.append(
-            f"act={info.name} is gated: it takes two inputs and fits only the feed-forward network "
+            f"act={name} is gated: it takes two inputs and fits only the feed-forward network "
             f"of a language model. Choose act= one of: {valid}"
         )
-    options = load(info.options, {k: v for k, v in node.items() if k != "name"}, "act", problems)
+    if given and not dataclasses.fields(info.options):
+        problems.extend(f"unknown key 'act.{key}': act={name} has no options" for key in given)
+        return None
+    options = load(info.options, given, "act", problems)
     if options is None:
         return None
     values = dataclasses.asdict(options)
     try:
-        create_activation(info.name, **values)
+        create_activation(name, **values)
     except ValueError as error:
-        problems.append(f"act={info.name}: {error}")
-    return schema.ActivationConfig(info.name, values)
+        problems.append(f"act={name}: {error}")
+    return schema.ActivationConfig(name, values)
 
 
 def _wrong_task(task: Task, group: str, node: Mapping[str, Any]) -> str:
     other, choice = node["task"], node["name"]
-    choices = _groups(tuple(activation_names()))[group]
-    valid = [c for c in choices if _task_of(group, c) in (None, task)]
+    valid = [name for name in _names(group) if _task_of(group, name) in (None, task)]
     return (
         f"{group}={choice} is for {other}, not for {task}: run `python {SCRIPTS[other]}.py "
         f"{group}={choice}`, or choose {group}= one of: {', '.join(valid)}"
     )
 
 
-@lru_cache
-def _task_of(group: str, choice: str) -> str | None:
-    composed = hydra_compose(SCRIPTS["vision"], overrides=[f"{group}={choice}"])
-    task = OmegaConf.select(composed, f"{group}.task")
-    return None if task is None else str(task)
+def _task_of(group: str, name: str) -> str | None:
+    """Return the task that a file is for; None for both."""
+    file = Path(configs.__file__).parent / group / f"{name}.yaml"
+    text = file.read_text(encoding="utf-8")
+    return next((t for t in _CONFIGS if f"base/{t}@" in text or f"task: {t}" in text), None)
 
 
-def _error(problems: Iterable[str]) -> PolyvisionError:
+def _error(problems: list[str]) -> PolyvisionError:
     return PolyvisionError("\n".join(dict.fromkeys(problems)))
 
 
-def open_keys(overrides: list[str]) -> list[str]:
-    """Write ``data.val.<name>=`` and the like as Hydra wants it, which adds only with ``++``."""
-    return [f"++{text}" if _OPEN.match(text) else text for text in overrides]
-
-
-def _parse(overrides: list[str], problems: list[str]) -> list[Override]:
-    parser = OverridesParser.create()
-    parsed = []
-    for text, opened in zip(overrides, open_keys(overrides), strict=True):
-        try:
-            parsed.extend(parser.parse_overrides([opened]))
-        except HydraException:
-            problems.append(f"cannot read {text!r}: {_advice(text)}")
-    return parsed
-
-
-def _advice(text: str) -> str:
-    key, equals, value = text.partition("=")
-    if equals and re.fullmatch(r"[+~]*\w[\w./@]*", key, re.ASCII) and not set("'\"") & set(value):
-        quoted = f'{key}="{value}"'
-        return f"Hydra wants quotes around such a value, in the shell {shlex.quote(quoted)}"
-    return "write key=value, such as seed=1"
-
-
 @lru_cache(maxsize=1)
-def _groups(activations: tuple[str, ...]) -> dict[str, list[str]]:
-    """Map each configuration group to its choices; those of ``act`` are the registered names."""
-    loader = GlobalHydra.instance().config_loader()
-    names = [g for g in loader.list_groups("") if g != "hydra"]
-    return {g: sorted(loader.get_group_options(g)) for g in names}
+def _files() -> dict[str, list[str]]:
+    """Map each group of ``configs/`` to its files."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(Path(configs.__file__).parent.glob("*/*.yaml")):
+        found.setdefault(path.parent.name, []).append(path.stem)
+    return {group: names for group, names in found.items() if group != "hydra"}
 
 
-def _group_fits(override: Override, groups: dict[str, list[str]], problems: list[str]) -> bool:
-    choices = groups.get(override.key_or_group)
-    if choices is None or override.is_delete():
+def _names(group: str) -> list[str]:
+    """Return the choices of a group."""
+    if group != "act":
+        return _files()[group]
+    from polyvision.activations import activation_names
+
+    return activation_names()
+
+
+def _is_group(key: str) -> bool:
+    return key == "act" or key in _files()
+
+
+def _choice_exists(override: Override, problems: list[str]) -> bool:
+    group = override.key_or_group
+    if not _is_group(group):
         return True
-    wrong = [str(v) for v in _values(override) if str(v) not in choices]
-    hint = _OWN_ACTIVATION if override.key_or_group == "act" else ""
-    problems.extend(f"{unknown(override.key_or_group, w, choices)}{hint}" for w in wrong)
+    wrong = [name for name in _values(override) if name not in _names(group)]
+    hint = _OWN_ACTIVATION if group == "act" else ""
+    problems.extend(f"{unknown(group, name, _names(group))}{hint}" for name in wrong)
     return not wrong
 
 
-def _key_fits(
-    override: Override, base: DictConfig, groups: dict[str, list[str]], problems: list[str]
-) -> bool:
-    key = override.key_or_group
-    if key.startswith("hydra") or override.is_add() or override.is_force_add():
-        return True
-    parent, _, leaf = key.rpartition(".")
-    node = OmegaConf.select(base, parent) if parent else base
-    if isinstance(node, DictConfig) and leaf in list(node.keys()):  # `in` denies missing values
-        return True
-    while parent and not OmegaConf.select(base, parent):  # name the first part that is wrong
-        key, parent = parent, parent.rpartition(".")[0]
-    node = OmegaConf.select(base, parent) if parent else base
-    if not isinstance(node, DictConfig):
-        problems.append(f"{key}: {parent} is not a group of keys but {node!r}")
-        return False
-    prefix = f"{parent}." if parent else ""
-    valid = {f"{prefix}{k!s}" for k in node} | (set() if parent else set(groups))
-    elsewhere = [] if parent else [f"{g}.{key}" for g in groups if _has(base, g, key)]
-    if elsewhere:  # lr=0.1
-        problems.append(f"unknown key {key!r}. Did you mean {some(elsewhere)}?")
-    elif key.startswith("act.") and valid == {"act.name"}:
-        problems.append(f"{key}: act={base.act.name} has no options")
-    elif key in valid:  # such as experiment.name, where no experiment is chosen
-        problems.append(f"{override.key_or_group}: {key} is {OmegaConf.select(base, key)!r} here")
-    else:
-        problems.append(str(unknown("key", key, valid)))
-    return False
-
-
-def _has(base: DictConfig, group: str, key: str) -> bool:
-    node = OmegaConf.select(base, group)
-    return isinstance(node, DictConfig) and key in list(node.keys())
-
-
-def _values(override: Override) -> list[Any]:
-    if override.is_sweep_override():
-        return list(override.sweep_iterator())
-    return [override.value()]
-
-
-def _choices(override: Override) -> list[str]:
-    if not override.is_sweep_override():
-        return [str(override.input_line)]
-    return [f"{_prefix(override)}={v}" for v in override.sweep_string_iterator()]
-
-
-def _plain_choice(override: Override) -> str:
-    return _choices(override)[0]
-
-
-def _prefix(override: Override) -> str:
-    return str(override.input_line).partition("=")[0]
-
-
-def _hydra(task: Task, overrides: list[str], problems: list[str]) -> DictConfig | None:
-    try:
-        return hydra_compose(SCRIPTS[task], overrides=overrides)
-    except HydraException as error:
-        problems.append(" ".join(str(error).split()))
-        return None
+def _values(override: Override) -> list[str]:
+    if override.is_delete():
+        return []
+    given = override.sweep_iterator() if override.is_sweep_override() else [override.value()]
+    return [str(value) for value in given]

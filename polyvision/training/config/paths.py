@@ -8,12 +8,17 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from polyvision.training.config.schema import Config, ImageDataConfig, TextDataConfig
+from polyvision.training.config.schema import (
+    AnyConfig,
+    DataConfig,
+    ImageDataConfig,
+    TextDataConfig,
+)
 
 __all__ = ["from_folder"]
 
 
-def from_folder(config: Config, folder: Path) -> Config:
+def from_folder(config: AnyConfig, folder: Path) -> AnyConfig:
     """Return the configuration with relative paths of files to read taken from ``folder``.
 
     Where the current folder is that one, nothing changes. Runs are written where ``run_root`` leads
@@ -32,18 +37,20 @@ def from_folder(config: Config, folder: Path) -> Config:
     )
 
 
-def _data(data: ImageDataConfig | TextDataConfig, folder: Path) -> ImageDataConfig | TextDataConfig:
+def _data(data: DataConfig, folder: Path) -> DataConfig:
     if isinstance(data, ImageDataConfig):
         options = dict(data.options)
         if isinstance(options.get("dataset"), str):
             options["dataset"] = _name_or_path(options["dataset"], folder)
         return dataclasses.replace(data, root=_path(data.root, folder), options=options)
-    return dataclasses.replace(
-        data,
-        path=_path(data.path or ("." if data.mix else None), folder),
-        tokenizer=_name_or_path(data.tokenizer, folder),
-        val={name: str(_path(place, folder)) for name, place in data.val.items()},
-    )
+    if isinstance(data, TextDataConfig):
+        return dataclasses.replace(
+            data,
+            path=_path(data.path or ("." if data.mix else None), folder),
+            tokenizer=_name_or_path(data.tokenizer, folder),
+            val={name: str(_path(place, folder)) for name, place in data.val.items()},
+        )
+    return data
 
 
 def _path(path: str | None, folder: Path) -> str | None:

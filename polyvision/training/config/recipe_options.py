@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from polyvision.errors import PolyvisionError, did_you_mean
-from polyvision.training.config.schema import RecipeConfig
 
 __all__ = ["check_optimizer_options", "check_schedule_options"]
 
@@ -27,29 +28,30 @@ _SCHEDULES = {
 }
 
 
-def check_optimizer_options(recipe: RecipeConfig, constructor: inspect.Signature) -> None:
+def check_optimizer_options(
+    optimizer: str, options: Mapping[str, Any], constructor: inspect.Signature
+) -> None:
     """Refuse ``recipe.optimizer_options`` that the optimizer's constructor does not have.
 
     Raises:
         PolyvisionError: the first such option, with those that there are.
     """
     parameters = constructor.parameters
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-        return
-    given = {k: v for k, v in recipe.optimizer_options.items() if k not in _DROPPED}
-    _check("optimizer", recipe.optimizer, given, set(parameters) - _OWN)
+    if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        given = [key for key in options if key not in _DROPPED]
+        _check("optimizer", optimizer, given, set(parameters) - _OWN)
 
 
-def check_schedule_options(recipe: RecipeConfig) -> None:
+def check_schedule_options(schedule: str, options: Mapping[str, Any]) -> None:
     """Refuse ``recipe.schedule_options`` that the schedule does not read.
 
     Raises:
         PolyvisionError: the first such option, with those that there are.
     """
-    _check("schedule", recipe.schedule, recipe.schedule_options, _SCHEDULES[recipe.schedule])
+    _check("schedule", schedule, options, _SCHEDULES[schedule])
 
 
-def _check(kind: str, choice: str, options: dict[str, object], valid: set[str]) -> None:
+def _check(kind: str, choice: str, options: Iterable[str], valid: set[str]) -> None:
     for key in options:
         if key not in valid:
             place = f"recipe.{kind}_options.{key}"

@@ -1,180 +1,127 @@
-"""The typed shape of a configuration: one dataclass for each group of keys.
+"""The keys of a configuration: types, bounds, defaults, meaning; one dataclass for each group.
 
-A key that is added gets a default here, which means what runs did before: ``compose.completed``.
+A default stands here and nowhere else: ``compose`` offers it to the files of ``configs/`` as the
+base of their group, and adds it to the config.yaml of a run that lacks the key. So a key that is
+added needs a default that means what runs did before.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from polyvision.activations import activation_info
-from polyvision.training.config.typed import Bounds
+from polyvision.models.language.shape import TransformerSizes
+from polyvision.models.vision.settings import ImagePreparation, TimmNetwork
+from polyvision.training.config.recipe_options import check_schedule_options
+from polyvision.typed import Bounds, Count, NonNegative, Positive, Share
 
 __all__ = [
     "ActivationConfig",
     "AnalysisConfig",
+    "AnyConfig",
     "AugmentConfig",
     "Config",
     "DataConfig",
     "ExperimentConfig",
     "ImageDataConfig",
+    "LanguageConfig",
     "LanguageModelConfig",
     "LanguageRecipeConfig",
     "MixConfig",
-    "MoEConfig",
+    "ModelConfig",
     "RecipeConfig",
     "TargetConfig",
     "TextDataConfig",
     "TrainerConfig",
+    "VisionConfig",
     "VisionModelConfig",
     "VisionRecipeConfig",
 ]
 
-Count = Annotated[int, Bounds(ge=1)]
-NonNegative = Annotated[float, Bounds(ge=0)]
-Positive = Annotated[float, Bounds(gt=0)]
-Share = Annotated[float, Bounds(ge=0, le=1)]
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What every model has."""
 
-@dataclasses.dataclass(frozen=True)
-class VisionModelConfig:
-    """A timm model: its name, whether pretrained weights are loaded, and constructor arguments.
-
-    ``on_leftover``: what to do about activations that cannot be replaced.
-    """
-
-    task: Literal["vision"]
-    """Set by the file of the model."""
-    name: str
-    """A model of timm; `timm.list_models()` lists them."""
-    pretrained: bool
-    """Load timm's pretrained weights before the activations are replaced."""
-    on_leftover: Literal["error", "warn", "ignore"]
-    """What to do about activations that cannot be replaced."""
-    options: dict[str, Any]
-    """Further arguments of timm's constructor."""
-
-
-@dataclasses.dataclass(frozen=True)
-class MoEConfig:
-    """A mixture of experts; the keys are those of ``polyvision.models.language.shape.MoEShape``."""
-
-    experts: Count
-    """Experts in each layer."""
-    top_k: Count
-    """Experts that each token visits."""
-    load_balance: NonNegative
-    """Weight of the load-balancing loss."""
-    router_z: NonNegative
-    """Weight of the router's z-loss."""
-    normalise: bool
-    """Divide the weights of the chosen experts by their sum."""
-    expert_coefficients: bool
-    """Give each expert its own coefficients of the activation."""
-
-
-@dataclasses.dataclass(frozen=True)
-class LanguageModelConfig:
-    """A decoder-only transformer; ``ffn_hidden`` is the hidden size of an ungated FFN or expert."""
-
-    task: Literal["language"]
-    """Set by the file of the model."""
     name: str
     """Name of the model, for the run folder."""
-    context: Count
-    """Longest sequence, in tokens."""
-    width: Count
-    """Size of the hidden states."""
-    layers: Count
-    """Number of transformer blocks."""
-    heads: Count
-    """Attention heads."""
-    kv_heads: Count | None
-    """Heads of keys and values (grouped-query attention); null: as many as `heads`."""
-    ffn_hidden: Count
-    """Hidden size of a feed-forward network or expert without a gate; a gated one is made
-    narrower, to equal parameters.
-    """
-    rope_theta: Positive
-    """Base of the rotary position embedding."""
-    norm_eps: Positive
-    """Epsilon of the RMS norms."""
-    qk_norm: bool
-    """Normalise queries and keys."""
-    tie_embeddings: bool
-    """Use the embedding as output matrix."""
-    init_std: Positive | None
-    """Standard deviation of the initial weights; null: 1 / sqrt(2.5 width)."""
-    init_cutoff: Positive | None
-    """Cut the initial weights off at this many standard deviations; null: nowhere."""
-    init_depth_scaled: bool
-    """Divide the standard deviation of what writes to the residual stream by sqrt(2 layers)."""
-    checkpointing: bool
-    """Keep only the inputs of each block for the backward pass, and compute the rest again."""
-    moe: MoEConfig | None
-    """Mixture of experts in place of the feed-forward networks; null: none."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VisionModelConfig(TimmNetwork, ModelConfig):
+    """A timm model, and whether it starts with pretrained weights."""
+
+    task: Literal["vision"] = "vision"
+    """Set by the file of the model."""
+    pretrained: bool = False
+    """Load timm's pretrained weights before the activations are replaced."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LanguageModelConfig(TransformerSizes, ModelConfig):
+    """A decoder-only transformer."""
+
+    task: Literal["language"] = "language"
+    """Set by the file of the model."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """What every data set has: its kind and how many processes load it."""
+    """What every data set has."""
 
     name: str
     """The data set; the other keys of `data` depend on it."""
-    workers: Annotated[int, Bounds(ge=0)] | Literal["auto"]
+    workers: Annotated[int, Bounds(ge=0)] | Literal["auto"] = "auto"
     """Processes that load data; 0: the training process itself; `auto`: chosen from the CPU
     cores.
     """
 
+    @property
+    def location(self) -> tuple[str, str | None]:
+        """The key that says where the data lies, and its value."""
+        raise NotImplementedError
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ImageDataConfig(DataConfig):
-    """Labelled images; ``val_fraction`` is null where the data has its own validation images."""
+class ImageDataConfig(ImagePreparation, DataConfig):
+    """Labelled images."""
 
-    task: Literal["vision"]
+    task: Literal["vision"] = "vision"
     """Set by the file of the data set."""
-    val_fraction: Annotated[float, Bounds(gt=0, lt=1)] | None
+    root: str | None = None
+    """Folder of the data."""
+    val_fraction: Annotated[float, Bounds(gt=0, lt=1)] | None = None
     """Share of the images that is held out for validation; null where the set has validation
     images.
     """
-    root: str | None
-    """Folder of the data."""
-    options: dict[str, Any]
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Further options of the data set."""
-    image_size: Count
-    """Height and width of training images, in pixels."""
-    mean: list[float]
-    """Mean of each channel, subtracted from pixels in 0 to 1."""
-    std: list[Positive]
-    """Standard deviation of each channel."""
-    crop_pct: Annotated[float, Bounds(gt=0, le=1)]
-    """Share of the resized validation image that the centre crop keeps."""
-    interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos", "random"]
-    """How images are resized."""
-    test_size: Count | None = None
-    """Height and width in validation; null: `image_size`."""
+
+    @property
+    def location(self) -> tuple[str, str | None]:
+        """The key that says where the data lies, and its value."""
+        return "data.root", self.root
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TextDataConfig(DataConfig):
-    """A text with a tokenizer, or prepared shards, which have theirs and are split.
+    """A text with a tokenizer, or prepared shards, which have theirs and are split."""
 
-    ``context``: tokens of a window, null for the model's; ``mix``: weights of several corpora;
-    ``val``: folders of further validation sets.
-    """
-
-    task: Literal["language"]
+    task: Literal["language"] = "language"
     """Set by the file of the data set."""
-    val_fraction: Annotated[float, Bounds(gt=0, lt=1)] | None
+    workers: Annotated[int, Bounds(ge=0)] | Literal["auto"] = 0
+    """Processes that load data; 0: the training process itself; `auto`: chosen from the CPU
+    cores.
+    """
+    path: str | None = None
+    """The text file, or the folder of prepared shards."""
+    tokenizer: str | None = "bpe:1024"
+    """`bytes`, `bpe:<vocabulary>`, or a `tokenizer.json`; null: that of prepared shards."""
+    val_fraction: Annotated[float, Bounds(gt=0, lt=1)] | None = 0.1
     """Share of the text, at its end, that is held out for validation; null: prepared shards have
     their own.
     """
-    path: str | None
-    """The text file, or the folder of prepared shards."""
-    tokenizer: str | None
-    """`bytes`, `bpe:<vocabulary>`, or a `tokenizer.json`."""
     context: Count | None = None
     """Tokens of a training window; null: the model's context."""
     mix: dict[str, Positive] = dataclasses.field(default_factory=dict)
@@ -182,36 +129,35 @@ class TextDataConfig(DataConfig):
     val: dict[str, str] = dataclasses.field(default_factory=dict)
     """Further validation sets: name and folder."""
 
+    @property
+    def location(self) -> tuple[str, str | None]:
+        """The key that says where the data lies, and its value."""
+        return "data.path", self.path
+
 
 @dataclasses.dataclass(frozen=True)
 class AugmentConfig:
     """Augmentation of training images; 0 or null switches a part off."""
 
-    crop_scale: list[Share]
+    crop_scale: list[Share] = dataclasses.field(default_factory=lambda: [0.08, 1.0])
     """Smallest and largest share of the area that a random crop takes."""
-    hflip: Share
+    hflip: Share = 0.5
     """Probability of a horizontal flip."""
-    color_jitter: NonNegative
+    color_jitter: NonNegative = 0.0
     """Strength of random brightness, contrast and saturation."""
-    auto_augment: str | None
+    auto_augment: str | None = None
     """timm's policy, such as `rand-m7-mstd0.5`, or `ta_wide`; null: none."""
-    erase: Share
+    erase: Share = 0.0
     """Probability of erasing a random rectangle."""
-    rotate: NonNegative
+    rotate: NonNegative = 0.0
     """Largest random rotation, in degrees."""
-    translate: Share
+    translate: Share = 0.0
     """Largest random shift, as a share of the size."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RecipeConfig:
-    """How to train: optimizer, schedule, batch, clipping, averaging of weights.
-
-    ``lr`` is meant for ``lr_base_batch`` samples, null for the batch whatever it is, and grows with
-    the batch by ``lr_scaling``. ``warmup_lr`` null is a thousandth of the rate. ``layer_decay``
-    multiplies the rate once for each layer between a parameter and the head. ``ema_decay`` null
-    keeps no average.
-    """
+    """How to train: optimizer, schedule, batch, clipping, averaging of weights."""
 
     name: str
     """Name of the recipe, for plans and reports."""
@@ -219,25 +165,25 @@ class RecipeConfig:
     """Passes over the training data."""
     batch_size: Count
     """Samples of an optimizer step, over all devices and passes."""
-    accumulate: Count
+    accumulate: Count = 1
     """Passes whose gradients add up to one optimizer step (gradient accumulation)."""
     optimizer: str
     """An optimizer of timm."""
-    optimizer_options: dict[str, Any]
+    optimizer_options: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Further arguments of the optimizer."""
     lr: Positive
     """Highest learning rate."""
     weight_decay: NonNegative
     """Weight decay; coefficients of activations are never decayed."""
-    schedule: Literal["cosine", "step", "multistep", "poly", "wsd", "constant"]
+    schedule: Literal["cosine", "step", "multistep", "poly", "wsd", "constant"] = "cosine"
     """Shape of the learning rate over the steps."""
-    schedule_options: dict[str, Any]
+    schedule_options: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Further arguments of the schedule."""
     warmup_epochs: NonNegative
     """Epochs of linear warm-up; may be a fraction."""
-    min_lr: NonNegative
+    min_lr: NonNegative = 0.0
     """Learning rate at the end."""
-    clip_grad: Positive | None
+    clip_grad: Positive | None = None
     """Largest global norm of the gradients; null: no clipping."""
     lr_base_batch: Count | None = None
     """Batch size that `lr` is meant for; null: this batch, whatever it is."""
@@ -254,14 +200,13 @@ class RecipeConfig:
     ema_warmup: bool = False
     """Let the average follow faster in the first steps."""
 
+    def __post_init__(self) -> None:
+        check_schedule_options(self.schedule, self.schedule_options)
+
 
 @dataclasses.dataclass(frozen=True)
 class MixConfig:
-    """Mixed images: the alphas of mixup and cutmix, 0 for off, and how often and in what groups.
-
-    ``prob`` is the share of batches, pairs or images (``mode``) that are mixed; with both alphas,
-    ``switch_prob`` is the share of cutmix.
-    """
+    """Mixup and cutmix: their alphas, and how often and in what groups images are mixed."""
 
     mixup: NonNegative = 0.0
     """Alpha of mixup; 0: off."""
@@ -277,16 +222,13 @@ class MixConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VisionRecipeConfig(RecipeConfig):
-    """What only image classification has.
+    """What only image classification has."""
 
-    ``repeats`` is how often each chosen image comes in an epoch, which stays as long.
-    """
-
-    task: Literal["vision"]
+    task: Literal["vision"] = "vision"
     """Set by the file of the recipe."""
-    label_smoothing: Annotated[float, Bounds(ge=0, lt=1)]
+    label_smoothing: Annotated[float, Bounds(ge=0, lt=1)] = 0.0
     """Share of the target spread over the other classes."""
-    augment: AugmentConfig
+    augment: AugmentConfig = dataclasses.field(default_factory=AugmentConfig)
     loss: Literal["ce", "bce"] = "ce"
     """Cross-entropy, or binary cross-entropy for each class."""
     bce_threshold: Annotated[float, Bounds(ge=0, lt=1)] | None = None
@@ -304,16 +246,24 @@ class VisionRecipeConfig(RecipeConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LanguageRecipeConfig(RecipeConfig):
-    """What only language modelling has; ``z_loss`` weighs the squared log-partition.
+    """What only language modelling has.
 
-    Tokens replace what is counted otherwise, null leaves it: ``batch_tokens`` the samples of an
-    optimizer step, ``total_tokens`` the epochs, ``warmup_tokens`` the epochs of warm-up.
-    ``schedule_tokens`` is where the schedule ends, null for the end of the run.
+    The ``*_tokens`` keys override ``batch_size``, ``epochs`` and ``warmup_epochs``; null: unused.
     """
 
-    task: Literal["language"]
+    task: Literal["language"] = "language"
     """Set by the file of the recipe."""
-    z_loss: NonNegative
+    epochs: Count = 1
+    """Passes over the training data."""
+    optimizer: str = "adamw"
+    """An optimizer of timm."""
+    weight_decay: NonNegative = 0.1
+    """Weight decay; coefficients of activations are never decayed."""
+    warmup_epochs: NonNegative = 0.0
+    """Epochs of linear warm-up; may be a fraction."""
+    clip_grad: Positive | None = 1.0
+    """Largest global norm of the gradients; null: no clipping."""
+    z_loss: NonNegative = 0.0
     """Weight of the squared log-partition."""
     batch_tokens: Count | None = None
     """Tokens of an optimizer step, in place of `batch_size`; null: unused."""
@@ -325,30 +275,30 @@ class LanguageRecipeConfig(RecipeConfig):
     """Tokens after which the schedule ends; null: the end of the run."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainerConfig:
     """Where and how long to train, and how often to look."""
 
-    accelerator: Literal["auto", "cpu", "gpu"]
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     """`auto`: the GPU where there is one."""
-    devices: Count | Literal["auto"]
+    devices: Count | Literal["auto"] = "auto"
     """Number of devices."""
     max_epochs: Count
     """Stop after this many epochs."""
-    max_steps: Count | None
+    max_steps: Count | None = None
     """Stop after this many optimizer steps; the schedule ends with whichever limit comes first.
     """
-    val_every_n_steps: Count | None
+    val_every_n_steps: Count | None = None
     """Optimizer steps between validations; null: one after each epoch."""
-    checkpoint_every_n_steps: Count | None
+    checkpoint_every_n_steps: Count | None = None
     """Optimizer steps between checkpoints, besides the one at each validation; null: none."""
-    log_every_n_steps: Count
+    log_every_n_steps: Count = 10
     """Optimizer steps between rows of the log."""
-    histograms: bool
+    histograms: bool = True
     """Record what enters and leaves each activation, at each validation."""
-    deterministic: bool
+    deterministic: bool = False
     """Refuse operations that are not deterministic."""
-    compile: bool
+    compile: bool = False
     """Compile the model with `torch.compile`."""
 
 
@@ -356,11 +306,13 @@ class TrainerConfig:
 class AnalysisConfig:
     """Analyses during training: how often (0 for never), which, and on how many samples."""
 
-    every_n_steps: Annotated[int, Bounds(ge=0)]
+    every_n_steps: Annotated[int, Bounds(ge=0)] = 0
     """Optimizer steps between analyses; 0: none."""
-    kinds: list[Literal["rank", "similarity", "cost", "health"]]
+    kinds: list[Literal["rank", "similarity", "cost", "health"]] = dataclasses.field(
+        default_factory=lambda: ["rank", "similarity", "health"]
+    )
     """Which analyses."""
-    samples: Count
+    samples: Count = 16
     """Validation samples that they look at."""
 
 
@@ -412,36 +364,34 @@ class ActivationConfig:
     @property
     def label(self) -> str:
         """The name with every option that differs from its default, fit for a folder name."""
+        from polyvision.activations import activation_info  # torch, which --help does without
+
         defaults = dataclasses.asdict(activation_info(self.name).options())
         changed = [f"{k}{v}" for k, v in self.options.items() if v != defaults[k]]
         return "-".join([self.name, *changed])
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """A whole run. ``plain`` is the same as plain types, for files."""
+    """A whole run, of either task."""
 
     task: Literal["vision", "language"]
     """Set by the script."""
-    model: VisionModelConfig | LanguageModelConfig
+    model: ModelConfig
     act: ActivationConfig
     """The activation, by name; its options are `act.<option>`."""
-    data: ImageDataConfig | TextDataConfig
-    recipe: VisionRecipeConfig | LanguageRecipeConfig
+    data: DataConfig
+    recipe: RecipeConfig
     trainer: TrainerConfig
     analysis: AnalysisConfig
     seed: Annotated[int, Bounds(ge=0, lt=2**32)]
     """Seed of data order, initial weights and dropout."""
-    precision: Literal["32", "bf16", "fp16"]
+    precision: Literal["32", "bf16", "fp16"] = "32"
     """fp32, or automatic mixed precision; fp16 scales the loss."""
-    run_root: str
+    run_root: str = "runs"
     """Folder of all runs; a run goes to `<run_root>/<task>/<data>/<model>/<act>/seed<seed>`."""
-    resume: str | None
+    resume: str | None = None
     """Go on with a stopped run: `auto`, a run folder, or a checkpoint; null: a new run."""
-    dry_run: bool
-    """Print the plan and stop."""
-    experiment: ExperimentConfig | None = None
-    """A published or ready recipe by name."""
     finetune: str | None = None
     """Start from these weights: a run folder, checkpoint, export or file of weights."""
     validate: str | None = None
@@ -450,7 +400,36 @@ class Config:
     """File that the results of `validate` are added to; null: `validation.jsonl` beside the
     weights.
     """
+    dry_run: bool = False
+    """Print the plan and stop."""
+    experiment: ExperimentConfig | None = None
+    """A published or ready recipe by name."""
 
     def plain(self) -> dict[str, Any]:
-        """Return nested dictionaries of plain values."""
+        """Return nested dictionaries of plain values, for files."""
         return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VisionConfig(Config):
+    """A run that trains an image classifier."""
+
+    task: Literal["vision"] = "vision"
+    """Set by the script."""
+    model: VisionModelConfig
+    data: ImageDataConfig
+    recipe: VisionRecipeConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LanguageConfig(Config):
+    """A run that trains a language model."""
+
+    task: Literal["language"] = "language"
+    """Set by the script."""
+    model: LanguageModelConfig
+    data: TextDataConfig
+    recipe: LanguageRecipeConfig
+
+
+AnyConfig = TypeVar("AnyConfig", bound=Config)

@@ -16,10 +16,7 @@ from torch import nn
 
 from polyvision.activations import activation_modules
 from polyvision.errors import PolyvisionError, unknown
-from polyvision.training.config.recipe_options import (
-    check_optimizer_options,
-    check_schedule_options,
-)
+from polyvision.training.config.recipe_options import check_optimizer_options
 from polyvision.training.config.schema import RecipeConfig
 
 __all__ = ["build_optimizer", "build_schedule", "learning_rate", "parameter_groups"]
@@ -124,7 +121,7 @@ def build_optimizer(
         )
     options = dict(recipe.optimizer_options)
     constructor = inspect.signature(get_optimizer_class(recipe.optimizer))
-    check_optimizer_options(recipe, constructor)
+    check_optimizer_options(recipe.optimizer, recipe.optimizer_options, constructor)
     if "fused" in constructor.parameters and not loss_scaling:
         options.setdefault("fused", True)
     groups = parameter_groups(
@@ -169,11 +166,7 @@ def build_schedule(
         total_steps: its end.
         epoch_steps: optimizer steps of an epoch.
         warmup_steps: of the linear warm-up; None for ``recipe.warmup_epochs``.
-
-    Raises:
-        ValueError: options that the schedule does not take.
     """
-    check_schedule_options(recipe)
     epochs = total_steps / epoch_steps
     warmup = recipe.warmup_epochs if warmup_steps is None else warmup_steps / epoch_steps
     warmup = min(warmup, epochs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from typing import Any, cast
@@ -17,16 +16,15 @@ from polyvision.data.text.tokenizers import Tokenizer
 from polyvision.errors import PolyvisionError
 from polyvision.models.language.generation import generate
 from polyvision.models.language.loss import IGNORED
-from polyvision.models.language.shape import MoEShape, TransformerShape
+from polyvision.models.language.shape import MoEShape, TransformerShape, TransformerSizes
 from polyvision.models.language.transformer import Losses, Transformer
 from polyvision.models.trained.network import LanguageNetwork, network_to_plain
 from polyvision.models.weights.empty import empty
 from polyvision.training.config.schema import (
     ActivationConfig,
-    Config,
+    LanguageConfig,
     LanguageModelConfig,
     LanguageRecipeConfig,
-    TextDataConfig,
 )
 from polyvision.training.logging.console import tensorboard
 from polyvision.training.logging.routing_monitor import RoutingMonitor, routing_sums
@@ -35,6 +33,7 @@ from polyvision.training.loop.module import TaskModule
 from polyvision.training.loop.steps import Sums
 from polyvision.training.tasks.finetune import start_from
 from polyvision.training.tasks.task import Task
+from polyvision.typed import values_of
 
 __all__ = ["LanguageModule", "TextSample", "build_task", "transformer_shape"]
 
@@ -44,6 +43,7 @@ Batch = tuple[Tensor, Tensor]
 class LanguageModule(TaskModule):
     """Next-token prediction; the bytes of each token turn the summed loss into bits per byte."""
 
+    recipe: LanguageRecipeConfig
     byte_lengths: Tensor
 
     def __init__(
@@ -57,7 +57,6 @@ class LanguageModule(TaskModule):
 
         The sums tell cross-entropy, z-loss and what the routers did apart.
         """
-        assert isinstance(self.recipe, LanguageRecipeConfig)
         weight = self.recipe.z_loss
         losses: Losses = self.model(*batch, z_weight=weight)
         sums: dict[str, float | Tensor] = {
@@ -144,14 +143,12 @@ class TextSample(Callback):
             print(f"Sample\n{lines}", flush=True)
 
 
-def build_task(config: Config) -> Task:
+def build_task(config: LanguageConfig) -> Task:
     """Load the text, build the transformer, and describe both.
 
     Raises:
         ValueError: text, tokenizer or shape do not fit.
     """
-    assert isinstance(config.model, LanguageModelConfig)
-    assert isinstance(config.data, TextDataConfig)
     data = load_language_data(
         config.data.name,
         context=_window(config.data.context, config.model.context),
@@ -206,7 +203,7 @@ def _validation_data(data: LanguageData) -> str:
     return json.dumps(content) + "\n"
 
 
-def _built(config: Config, shape: TransformerShape) -> Transformer:
+def _built(config: LanguageConfig, shape: TransformerShape) -> Transformer:
     if config.dry_run and config.finetune is None:
         return empty(lambda: Transformer(shape), lambda model: model)
     return Transformer(shape)
@@ -216,15 +213,11 @@ def transformer_shape(
     model: LanguageModelConfig, act: ActivationConfig, vocab_size: int
 ) -> TransformerShape:
     """Turn the configuration of a model into its shape."""
-    sizes = {f.name: getattr(model, f.name) for f in dataclasses.fields(model)}
-    for key in ("task", "name", "moe"):
-        del sizes[key]
     return TransformerShape(
         vocab_size=vocab_size,
         activation=act.name,
         activation_options=act.options,
-        moe=None if model.moe is None else MoEShape(**dataclasses.asdict(model.moe)),
-        **sizes,
+        **values_of(TransformerSizes, model),
     )
 
 
@@ -238,7 +231,7 @@ def _window(wanted: int | None, model: int) -> int:
     return wanted or model
 
 
-def _plan(config: Config, data: LanguageData, model: Transformer) -> list[tuple[str, str]]:
+def _plan(config: LanguageConfig, data: LanguageData, model: Transformer) -> list[tuple[str, str]]:
     shape = model.shape
     gated = " (gated)" if activation_info(shape.activation).kind == "gated" else ""
     return [

@@ -19,10 +19,11 @@ from polyvision.errors import PolyvisionError, some
 from polyvision.models.swap.report import Kept, SwapReport
 from polyvision.models.trained.network import VisionNetwork, network_to_plain
 from polyvision.models.vision.create import UnknownOption, VisionModel, create_vision_model
+from polyvision.models.vision.settings import ImagePreparation, TimmNetwork
 from polyvision.models.weights.empty import empty
 from polyvision.training.config.schema import (
-    Config,
     ImageDataConfig,
+    VisionConfig,
     VisionModelConfig,
     VisionRecipeConfig,
 )
@@ -32,6 +33,7 @@ from polyvision.training.loop.steps import Sums
 from polyvision.training.tasks.finetune import start_from
 from polyvision.training.tasks.objective import Mixing, build_loss, check_objective
 from polyvision.training.tasks.task import Task
+from polyvision.typed import values_of
 
 __all__ = ["VisionModule", "build_task"]
 
@@ -117,15 +119,12 @@ class VisionModule(TaskModule):
         }
 
 
-def build_task(config: Config) -> Task:
+def build_task(config: VisionConfig) -> Task:
     """Load the images, build the network, and describe both.
 
     Raises:
         ValueError: data, model or activation do not fit.
     """
-    assert isinstance(config.model, VisionModelConfig)
-    assert isinstance(config.data, ImageDataConfig)
-    assert isinstance(config.recipe, VisionRecipeConfig)
     if config.finetune is not None and config.model.pretrained:
         raise PolyvisionError("finetune= and model.pretrained=true: choose one source of weights")
     recipe = config.recipe
@@ -257,27 +256,18 @@ def _objective(recipe: VisionRecipeConfig) -> str:
     return ", ".join([names[recipe.loss], *(text.format(v) for v, text in parts if v)])
 
 
-def _network(config: Config, data: ImageData) -> VisionNetwork:
-    assert isinstance(config.model, VisionModelConfig)
-    assert isinstance(config.data, ImageDataConfig)
+def _network(config: VisionConfig, data: ImageData) -> VisionNetwork:
     return VisionNetwork(
-        name=config.model.name,
         activation=config.act.name,
         activation_options=config.act.options,
-        options=config.model.options,
-        on_leftover=config.model.on_leftover,
         classes=data.classes,
         in_chans=data.in_chans,
-        image_size=data.image_size,
-        mean=config.data.mean,
-        std=config.data.std,
-        crop_pct=config.data.crop_pct,
-        interpolation=config.data.interpolation,
-        test_size=config.data.test_size,
+        **values_of(TimmNetwork, config.model),
+        **values_of(ImagePreparation, config.data) | {"image_size": data.image_size},
     )
 
 
-def _plan(config: Config, data: ImageData, built: VisionModel) -> list[tuple[str, str]]:
+def _plan(config: VisionConfig, data: ImageData, built: VisionModel) -> list[tuple[str, str]]:
     report = built.report
     rows = [
         ("model", config.model.name),
@@ -298,15 +288,13 @@ def _plan(config: Config, data: ImageData, built: VisionModel) -> list[tuple[str
             ("shared sites", f"{len(shared)}, each with one set of coefficients for all calls")
         )
     rows += [("note", note) for note in report.notes]
-    assert isinstance(config.recipe, VisionRecipeConfig)
     rows.append(("loss", _objective(config.recipe)))
     rows.append(("data", data.description))
     rows.append(("images", _sizes(config, data)))
     return [*rows, *(("note", note) for note in data.notes)]
 
 
-def _sizes(config: Config, data: ImageData) -> str:
-    assert isinstance(config.data, ImageDataConfig)
+def _sizes(config: VisionConfig, data: ImageData) -> str:
     test = config.data.test_size or data.image_size
     return f"{data.image_size} pixels; in validation {test}, crop {config.data.crop_pct:g}"
 

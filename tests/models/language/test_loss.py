@@ -62,7 +62,9 @@ def test_all_ignored_is_zero() -> None:
     assert loss == 0
     assert (x.grad == 0).all()
     assert (weight.grad == 0).all()
-    model = Transformer(TransformerShape(11, 8, 8, 1, 2, 12))
+    model = Transformer(
+        TransformerShape(vocab_size=11, context=8, width=8, layers=1, heads=2, ffn_hidden=12)
+    )
     tokens = torch.zeros(1, 4, dtype=torch.int64)
     assert model(tokens, torch.full_like(tokens, -100)).total == 0
 

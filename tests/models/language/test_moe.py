@@ -322,7 +322,7 @@ def test_the_losses_of_a_model() -> None:
         ("gelu", {"expert_coefficients": True}, r"'gelu' has none: choose act= one of: polynorm"),
         ("polynrom", {}, "unknown activation 'polynrom'"),
         ("relu", {"top_k": 6}, r"top_k=6 must be at most experts=5"),
-        ("relu", {"experts": 0}, r"experts must be a positive integer, got 0"),
+        ("relu", {"experts": 0}, r"experts must be at least 1, got 0"),
         ("relu", {"router_z": -1.0, "normalise": 1}, r"router_z .* got -1.0; normalise .* got 1"),
     ],
 )

@@ -35,7 +35,7 @@ def vision(activation="polynorm", name="test_resnet", **changes):
         "crop_pct": 0.9,
         "interpolation": "bilinear",
     }
-    return VisionNetwork(name, activation, **(values | changes))
+    return VisionNetwork(name=name, activation=activation, **(values | changes))
 
 
 def language():
