@@ -198,7 +198,10 @@ def test_transformers_works_in_the_root_of_the_repository(root: Path) -> None:
 
 def is_public_def(node: ast.AST) -> bool:
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    return isinstance(node, kinds) and not node.name.startswith("_")
+    if not isinstance(node, kinds) or node.name.startswith("_"):
+        return False
+    # The signatures of an overloaded function stand before it, without docstrings.
+    return "overload" not in map(ast.unparse, node.decorator_list)
 
 
 def is_annotated(function: ast.FunctionDef | ast.AsyncFunctionDef, method: bool) -> bool:
@@ -238,7 +241,9 @@ def test_form_of_every_module(name: str) -> None:
     assigned = [node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign)]
     variables = {t.id for t in map(target_of, assigned) if isinstance(t, ast.Name)}
     defined = {node.name for node in tree.body if is_public_def(node)}
-    aliases = [a for node in tree.body if isinstance(node, ast.ImportFrom) for a in node.names]
+    lazy = [n for node in tree.body if isinstance(node, ast.If) for n in node.body]  # for mypy
+    imports = [n for n in (*tree.body, *lazy) if isinstance(n, ast.ImportFrom)]
+    aliases = [alias for node in imports for alias in node.names]
     imported = {alias.asname or alias.name for alias in aliases}
     if "__all__" not in variables:
         assert not defined | imported, "no __all__"

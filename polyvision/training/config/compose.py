@@ -1,8 +1,8 @@
 """From overrides to a typed configuration, with every problem reported in one error.
 
-Hydra composes the groups: those of ``configs/``, the group ``act`` from the activation registry, and
-the defaults of ``schema`` as the base of each group. Hydra would stop at the first unknown key, so it
-is told to add every key, and ``schema`` says afterwards which of them there are.
+Hydra composes the groups: the files of ``configs/``, the group ``act`` from the activation
+registry, and the defaults of ``schema`` as the base of each group. Hydra would stop at the first
+unknown key, so it is told to add every key, and ``schema`` says afterwards which there are.
 """
 
 from __future__ import annotations
