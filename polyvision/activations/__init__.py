@@ -1,6 +1,21 @@
 """Activations as modules, and the registry that names them."""
 
-from polyvision.activations.baselines import GEGLU, GLU, ReGLU, ReLU2, SwiGLU
+from polyvision.activations.baselines import ReLU2
+from polyvision.activations.gated import (
+    GEGLU,
+    GLU,
+    XATGLU,
+    XGEGLU,
+    Bilinear,
+    DReLU,
+    PolyNormGLU,
+    PolyReLUGLU,
+    PowLU,
+    ReGLU,
+    SwiGLU,
+    SwiGLUClip,
+    XSwiGLU,
+)
 from polyvision.activations.polynomial import (
     PolyCom,
     PolyNorm,
@@ -23,16 +38,25 @@ from polyvision.activations.registry import (
 __all__ = [
     "GEGLU",
     "GLU",
+    "XATGLU",
+    "XGEGLU",
     "ActivationInfo",
+    "Bilinear",
+    "DReLU",
     "PolyCom",
     "PolyNorm",
     "PolyNorm2d",
+    "PolyNormGLU",
     "PolyPReLU",
     "PolyReLU",
+    "PolyReLUGLU",
     "PolyReLUNorm",
+    "PowLU",
     "ReGLU",
     "ReLU2",
     "SwiGLU",
+    "SwiGLUClip",
+    "XSwiGLU",
     "activation_info",
     "activation_modules",
     "activation_names",
