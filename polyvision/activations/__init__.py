@@ -16,6 +16,7 @@ from polyvision.activations.gated import (
     SwiGLUClip,
     XSwiGLU,
 )
+from polyvision.activations.normalising import ASH, NormSiLU, RadialBounding
 from polyvision.activations.polynomial import (
     PolyCom,
     PolyNorm,
@@ -27,6 +28,7 @@ from polyvision.activations.polynomial import (
 from polyvision.activations.registry import (
     ActivationInfo,
     activation_info,
+    activation_kind,
     activation_modules,
     activation_names,
     activation_origin,
@@ -36,6 +38,7 @@ from polyvision.activations.registry import (
 )
 
 __all__ = [
+    "ASH",
     "GEGLU",
     "GLU",
     "XATGLU",
@@ -43,6 +46,7 @@ __all__ = [
     "ActivationInfo",
     "Bilinear",
     "DReLU",
+    "NormSiLU",
     "PolyCom",
     "PolyNorm",
     "PolyNorm2d",
@@ -52,12 +56,14 @@ __all__ = [
     "PolyReLUGLU",
     "PolyReLUNorm",
     "PowLU",
+    "RadialBounding",
     "ReGLU",
     "ReLU2",
     "SwiGLU",
     "SwiGLUClip",
     "XSwiGLU",
     "activation_info",
+    "activation_kind",
     "activation_modules",
     "activation_names",
     "activation_origin",

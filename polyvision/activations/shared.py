@@ -43,10 +43,8 @@ def number(
     return float(value)
 
 
-def parameter(
-    owner: nn.Module, values: list[float], device: Device, dtype: Dtype, size: int | None = None
-) -> nn.Parameter:
-    """Return a parameter of these initial values, or of ``size`` times the only one.
+def parameter(owner: nn.Module, values: list[float], device: Device, dtype: Dtype) -> nn.Parameter:
+    """Return a parameter of these initial values.
 
     Raises:
         PolyvisionError: the dtype is none of floating-point numbers.
@@ -55,7 +53,5 @@ def parameter(
         raise PolyvisionError(
             f"{type(owner).__name__}: dtype must be a floating-point torch.dtype, got {dtype!r}"
         )
-    values = values if size is None else values * size
-    return nn.Parameter(
-        torch.tensor(values, device=device, dtype=dtype or torch.get_default_dtype())
-    )
+    dtype = dtype or torch.get_default_dtype()
+    return nn.Parameter(torch.tensor(values, device=device, dtype=dtype))

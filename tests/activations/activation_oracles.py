@@ -99,6 +99,35 @@ ORACLES |= {
     "xswiglu": expanded(sigmoid),
 }
 
+# Activations that normalise.
+
+
+def norm_silu(m: Any, x: Tensor) -> Tensor:
+    c = x - x.mean(m.dim, True) if m.subtract_mean else x
+    if m.gain is None:
+        return c * sigmoid(c)
+    c = m.gain * c / ((c**2).mean(m.dim, True) + m.eps).sqrt()
+    return c * sigmoid(c)
+
+
+def ash(m: Any, x: Tensor) -> Tensor:
+    dims = tuple(range(1, x.ndim)) if m.over == "sample" else m.dim
+    variance = x.var(dims, correction=0, keepdim=True)
+    threshold = x.mean(dims, keepdim=True) + m.z * (variance + m.eps).sqrt()
+    return x * sigmoid(2 * m.alpha * (x - threshold))
+
+
+def radial_bounding(m: Any, x: Tensor) -> Tensor:
+    lengths = [
+        torch.linalg.vector_norm(group, dim=m.dim, keepdim=True).expand_as(group)
+        for group in x.split(m.size, m.dim)
+    ]
+    length = torch.cat(lengths, m.dim)
+    return torch.where(length > 1, x / length, x)
+
+
+ORACLES |= {"ash": ash, "normsilu": norm_silu, "radial_bounding": radial_bounding}
+
 # Activations that normalise over a dimension that is chosen.
 OVER_A_DIM = [*activation_names("normalising"), "polynorm_glu"]
 
@@ -106,6 +135,9 @@ OVER_A_DIM = [*activation_names("normalising"), "polynorm_glu"]
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "powlu": [{"m": 1.0}, {"m": 9.5}],
     "swiglu_clip": [{"alpha": 1.0, "shift": 0.0}, {"limit": 0.5}],
+    "ash": [{"over": "sample"}],
+    "normsilu": [{"subtract_mean": False}, {"rms": False}, {"features": 7}],
+    "radial_bounding": [{"size": 1}, {"size": 3}, {"size": 100}],
     "xatglu": [{"second_order": True}],
     "xgeglu": [{"second_order": True}],
     "xswiglu": [{"second_order": True}],
