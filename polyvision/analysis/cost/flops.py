@@ -19,8 +19,10 @@ from torch.utils.flop_counter import FlopCounterMode
 import polyvision.models.language.grouped  # noqa: F401, the operations that are counted
 from polyvision.activations import (
     PolyNorm,
+    PolyNormGLU,
     PolyPReLU,
     PolyReLU,
+    PolyReLUGLU,
     PolyReLUNorm,
     activation_info,
     create_activation,
@@ -57,6 +59,10 @@ def plain_form(module: nn.Module) -> Callable[..., Tensor]:
     each power on its own. An activation that is no polynomial is torch operations already, and
     returned as it is.
     """
+    if isinstance(module, PolyNormGLU):
+        return lambda gate, up: _algorithm_2(module, gate) * up
+    if isinstance(module, PolyReLUGLU):
+        return lambda gate, up: _algorithm_1(module, torch.relu(gate)) * up
     if isinstance(module, PolyReLUNorm):
         return lambda x: _algorithm_2(module, torch.relu(x))
     if isinstance(module, PolyNorm):
@@ -72,12 +78,13 @@ def _algorithm_2(module: PolyNorm, x: Tensor) -> Tensor:
     def norm(power: Tensor) -> Tensor:
         return power * torch.rsqrt(power.pow(2).mean(module.dim, keepdim=True) + module.eps)
 
-    weight = module.weight.to(x.dtype)
+    weight, bias = module.coefficients(x)
+    weight = weight.to(x.dtype)
     terms = [weight[i] * norm(_power(x, i + 1)) for i in range(module.order)]
-    return _summed(terms, module.bias)
+    return _summed(terms, bias)
 
 
-def _algorithm_1(module: PolyReLU | PolyPReLU, base: Tensor) -> Tensor:
+def _algorithm_1(module: PolyReLU | PolyPReLU | PolyReLUGLU, base: Tensor) -> Tensor:
     weight = module.weight.to(base.dtype)
     terms = [weight[i] * _power(base, i + 1) for i in range(module.order)]
     return _summed(terms, module.bias)
