@@ -1,6 +1,7 @@
 """Activations as modules, and the registry that names them."""
 
 from polyvision.activations.baselines import GEGLU, GLU, ReGLU, ReLU2, SwiGLU
+from polyvision.activations.formula import Formula
 from polyvision.activations.polynomial import (
     PolyCom,
     PolyNorm,
@@ -24,6 +25,7 @@ __all__ = [
     "GEGLU",
     "GLU",
     "ActivationInfo",
+    "Formula",
     "PolyCom",
     "PolyNorm",
     "PolyNorm2d",

@@ -116,7 +116,7 @@ def hidden_activation(
             raise PolyvisionError(
                 f"activation {name!r} has no option {key!r};{did_you_mean(key, valid)} {has}."
             )
-    site: dict[str, int] = {"dim": -1} if info.kind == "normalising" else {}
+    site: dict[str, int] = {"dim": -1} if info.kind_with(options) == "normalising" else {}
     if groups is not None:
         site["groups"] = groups
     return create_activation(name, **site, **options)
