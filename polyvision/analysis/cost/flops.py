@@ -76,9 +76,11 @@ def algorithm_1(base: Tensor, weight: Tensor) -> Tensor:
 def algorithm_2(x: Tensor, weight: Tensor, eps: float, dim: int = -1) -> Tensor:
     """Return sum_i w_i x^i rsqrt(mean(x^(2i)) + eps): PolyNorm as the paper prints it."""
     weight = weight.to(x.dtype)
-    powers = [_power(x, i + 1) for i in range(len(weight))]
-    norms = [p * torch.rsqrt(p.pow(2).mean(dim, keepdim=True) + eps) for p in powers]
-    return _total([weight[i] * norm for i, norm in enumerate(norms)])
+
+    def norm(power: Tensor) -> Tensor:
+        return power * torch.rsqrt(power.pow(2).mean(dim, keepdim=True) + eps)
+
+    return _total([weight[i] * norm(_power(x, i + 1)) for i in range(len(weight))])
 
 
 def _power(x: Tensor, exponent: int) -> Tensor:
