@@ -24,7 +24,7 @@ from polyvision.activations.expression import (
 )
 from polyvision.activations.registry import Kind, register_activation
 from polyvision.errors import PolyvisionError, did_you_mean
-from polyvision.kernels.recompute import recompute
+from polyvision.recompute import recompute
 from polyvision.kernels.reference import compute_dtype
 
 __all__ = ["Formula", "apply_formula"]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from polyvision.activations import activation_info, create_activation
 from polyvision.errors import PolyvisionError, did_you_mean
 from polyvision.functional import ffn_down
-from polyvision.models.language.initial import Draw
+from polyvision.models.language.shape import Draw
 
 __all__ = ["FeedForward", "gated_hidden", "hidden_activation"]
 
