@@ -15,8 +15,8 @@ from polyvision.errors import first_line, some
 from polyvision.models.language.moe import MoE
 from polyvision.models.language.transformer import Transformer
 from polyvision.models.swap.sites import feature_dim
-from polyvision.models.trace.calls import Tracer
 from polyvision.models.trace.inputs import Inputs, other_sizes
+from polyvision.models.trace.tracer import Tracer
 
 __all__ = [
     "FeedForwardPart",
