@@ -30,7 +30,14 @@ from polyvision.activations import (
     create_activation,
 )
 
-__all__ = ["count_flops", "flops_per_element", "matrix_counter", "plain_form"]
+__all__ = [
+    "algorithm_1",
+    "algorithm_2",
+    "count_flops",
+    "flops_per_element",
+    "matrix_counter",
+    "plain_form",
+]
 
 # Functions that no adder or multiplier computes count 10, as the paper has it for exp and tanh.
 _TEN = frozenset({"exp", "tanh", "erf", "log", "log1p", "expm1", "sin", "cos", "atan", "sqrt"})
@@ -56,8 +63,8 @@ def plain_form(module: nn.Module) -> Callable[..., Tensor]:
     if isinstance(module, PolyNormGLU):
         return lambda gate, up: _of_poly_norm(module, gate) * up
     if isinstance(module, PolyReLUGLU):
-        return lambda gate, up: up * _plus(
-            algorithm_1(torch.relu(gate), module.weight), module.bias
+        return lambda gate, up: (
+            up * _plus(algorithm_1(torch.relu(gate), module.weight), module.bias)
         )
     if isinstance(module, PolyReLUNorm):
         return lambda x: _of_poly_norm(module, torch.relu(x))
