@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import polyvision.models.language.grouped  # noqa: F401, the operations that are counted
 from polyvision.activations import (
+    Pointwise,
     PolyNorm,
     PolyPReLU,
     PolyReLU,
@@ -54,8 +55,8 @@ def plain_form(module: nn.Module) -> Callable[..., Tensor]:
     """Return the function of an activation as the paper's algorithms write it.
 
     PolyNorm is Algorithm 2 and PolyReLU Algorithm 1: torch operations in the dtype of the input,
-    each power on its own. An activation that is no polynomial is torch operations already, and
-    returned as it is.
+    each power on its own. A pointwise function is its formula, kept by autograd as it likes; any
+    other activation is torch operations already, and returned as it is.
     """
     if isinstance(module, PolyReLUNorm):
         return lambda x: _algorithm_2(module, torch.relu(x))
@@ -65,7 +66,7 @@ def plain_form(module: nn.Module) -> Callable[..., Tensor]:
         return lambda x: _algorithm_1(module, torch.relu(x))
     if isinstance(module, PolyPReLU):
         return lambda x: _algorithm_1(module, nn.functional.prelu(x, module.slope.to(x.dtype)))
-    return module
+    return module.plain if isinstance(module, Pointwise) else module
 
 
 def _algorithm_2(module: PolyNorm, x: Tensor) -> Tensor:
