@@ -36,6 +36,7 @@ from polyvision.activations.registry import (
     is_activation,
     register_activation,
 )
+from polyvision.activations.stochastic import StochA
 
 __all__ = [
     "ASH",
@@ -59,6 +60,7 @@ __all__ = [
     "RadialBounding",
     "ReGLU",
     "ReLU2",
+    "StochA",
     "SwiGLU",
     "SwiGLUClip",
     "XSwiGLU",

@@ -82,7 +82,7 @@ def site_curve(module: nn.Module, initial: nn.Module, rows: Tensor) -> Curve:
         x = rows[order[len(order) // 2]]
     else:
         x = torch.linspace(float(rows.min()), float(rows.max()), _POINTS, device=rows.device)
-    values = (_apply(each.to(x.device), x).float().cpu() for each in (module, initial))
+    values = [_apply(each.to(x.device), x).float().cpu() for each in (module, initial)]
     # Sorted afterwards: some activations tell features apart by their place.
     x, ascending = x.cpu().sort()
     return Curve(x, *(y[ascending] for y in values))

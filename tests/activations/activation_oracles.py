@@ -128,6 +128,12 @@ def radial_bounding(m: Any, x: Tensor) -> Tensor:
 
 ORACLES |= {"ash": ash, "normsilu": norm_silu, "radial_bounding": radial_bounding}
 
+# Activations that draw random numbers, in eval mode; test_stochastic.py has the other one.
+ORACLES |= {
+    "rrelu": lambda m, x: torch.where(x >= 0, x, (m.lower + m.upper) / 2 * x),
+    "stocha": lambda m, x: relu(x),
+}
+
 # Activations that normalise over a dimension that is chosen.
 OVER_A_DIM = [*activation_names("normalising"), "polynorm_glu"]
 
@@ -145,8 +151,12 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 
 
 def build(name: str, **keywords: Any) -> nn.Module:
-    """Make the activation with parameters that all differ, so that none can stand for another."""
+    """Make the activation with parameters that all differ, so that none can stand for another.
+
+    One that draws random numbers in training is in eval mode.
+    """
     module = create_activation(name, **keywords)
+    module.train(activation_info(name).kind != "stochastic")
     with torch.no_grad():
         flat = torch.cat([p.flatten() for p in module.parameters()] or [torch.zeros(0)])
         steps = torch.arange(flat.numel(), dtype=flat.dtype)
