@@ -1,6 +1,7 @@
 """Activations as modules, and the registry that names them."""
 
 from polyvision.activations.baselines import ReLU2
+from polyvision.activations.formula import Formula
 from polyvision.activations.gated import (
     GEGLU,
     GLU,
@@ -47,6 +48,7 @@ __all__ = [
     "ActivationInfo",
     "Bilinear",
     "DReLU",
+    "Formula",
     "NormSiLU",
     "PolyCom",
     "PolyNorm",

@@ -16,8 +16,8 @@ from polyvision.activations.coefficients import integer
 from polyvision.activations.registry import register_activation
 from polyvision.activations.shared import Device, Dtype, number, parameter, wide
 from polyvision.errors import PolyvisionError, unknown
-from polyvision.kernels.recompute import recompute
 from polyvision.kernels.reference import row_scale
+from polyvision.recompute import recompute
 
 __all__ = ["ASH", "NormSiLU", "RadialBounding"]
 

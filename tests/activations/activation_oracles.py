@@ -59,6 +59,7 @@ ORACLES: dict[str, Callable[..., Tensor]] = {
     "polyrelu": lambda m, x: polynomial(m, powers(m, relu(x))),
     "polyprelu": lambda m, x: polynomial(m, powers(m, relu(x) - m.slope * relu(-x))),
     "polyrelunorm": lambda m, x: poly_norm(m, relu(x)),
+    "formula": lambda m, x: x * sigmoid(x),
     "polycom": lambda m, x: polynomial(m, powers(m, x * sigmoid(x))),
 }
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from polyvision.activations import activation_info, create_activation
 from polyvision.errors import PolyvisionError, did_you_mean
 from polyvision.functional import ffn_down
-from polyvision.models.language.initial import Draw
+from polyvision.models.language.shape import Draw
 
 __all__ = ["FeedForward", "gated_hidden", "hidden_activation"]
 
@@ -118,7 +118,7 @@ def hidden_activation(
             raise PolyvisionError(
                 f"activation {name!r} has no option {key!r};{did_you_mean(key, valid)} {has}."
             )
-    site: dict[str, int] = {"dim": -1} if info.kind == "normalising" else {}
+    site: dict[str, int] = {"dim": -1} if info.kind_with(options) == "normalising" else {}
     if "features" in inspect.signature(info.factory).parameters:
         site["features"] = hidden
     if groups is not None:

@@ -18,9 +18,8 @@ from polyvision.activations import activation_info, activation_names
 from polyvision.errors import PolyvisionError
 from polyvision.models.language.experts import expert_down, expert_up
 from polyvision.models.language.ffn import gated_hidden, hidden_activation
-from polyvision.models.language.initial import Draw
 from polyvision.models.language.router import Router, Routing
-from polyvision.models.language.shape import MoEShape
+from polyvision.models.language.shape import Draw, MoEShape
 
 __all__ = ["MoE"]
 
