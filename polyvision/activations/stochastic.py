@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from polyvision.activations.registry import register_activation
 from polyvision.activations.shared import number, step_of_a_graph, wide
 from polyvision.errors import PolyvisionError, unknown
-from polyvision.kernels.recompute import recompute
+from polyvision.recompute import recompute
 
 __all__ = ["StochA"]
 
