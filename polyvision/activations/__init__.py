@@ -17,6 +17,7 @@ from polyvision.activations.gated import (
     SwiGLUClip,
     XSwiGLU,
 )
+from polyvision.activations.mixtures import BiMoA, LearnedActivation, MoA
 from polyvision.activations.normalising import ASH, NormSiLU, RadialBounding
 from polyvision.activations.polynomial import (
     PolyCom,
@@ -46,9 +47,12 @@ __all__ = [
     "XATGLU",
     "XGEGLU",
     "ActivationInfo",
+    "BiMoA",
     "Bilinear",
     "DReLU",
     "Formula",
+    "LearnedActivation",
+    "MoA",
     "NormSiLU",
     "PolyCom",
     "PolyNorm",

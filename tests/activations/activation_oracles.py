@@ -135,6 +135,23 @@ ORACLES |= {
     "stocha": lambda m, x: relu(x),
 }
 
+# Mixtures; by themselves, without the logits of a token, every weight is 1/2.
+
+
+def mixture(x: Tensor, weights: Any) -> Tensor:
+    functions = [x, relu(x), relu(x) ** 2, torch.where(x > 0, x, x / 100), gelu(x), x * sigmoid(x)]
+    functions.append(torch.tanh(x))
+    return sum(w * f for w, f in zip(weights, functions, strict=True))
+
+
+HALVES = [0.5] * 7
+
+ORACLES |= {
+    "la": lambda m, x: mixture(x, m.weight),
+    "moa": lambda m, x: mixture(x, HALVES),
+    "bi_moa": lambda m, gate, up: mixture(gate, HALVES) * mixture(up, HALVES),
+}
+
 # Activations that normalise over a dimension that is chosen.
 OVER_A_DIM = [*activation_names("normalising"), "polynorm_glu"]
 

@@ -86,6 +86,7 @@ def test_state_dict_keys_and_shapes(name: str) -> None:
 # Parameters and their initial values; those of polynomials are tested above and below.
 PARAMETERS: dict[str, dict[str, list[float]]] = {
     "ash": {"alpha": [1.0], "z": [0.0]},
+    "la": {"weight": [1.0] * 7},
     "normsilu": {"gain": [1.0]},
     "xatglu": {"alpha": [0.0]},
     "xgeglu": {"alpha": [0.0]},
