@@ -155,7 +155,7 @@ def test_an_unknown_option_is_the_users_mistake() -> None:
 
 
 def plainly(ffn: FeedForward, x: Tensor) -> Tensor:
-    h = (ffn.up(x),) if ffn.gate is None else (ffn.gate(x), ffn.up(x))
+    h = [matrix(x) for matrix in (ffn.gate, ffn.up, ffn.mixing) if matrix is not None]
     return ffn.down(ffn.activation(*h))
 
 
