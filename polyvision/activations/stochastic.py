@@ -34,7 +34,8 @@ def _rrelu(inplace: bool = False, *, lower: float = 1 / 8, upper: float = 1 / 3)
 
     In training each negative element gets a slope drawn evenly between ``lower`` and ``upper``,
     otherwise their mean. No parameters. Not larger than its input while the slopes are at most 1.
-    Xu et al. 2015, https://arxiv.org/abs/1505.00853; the slopes are torch's.
+    torch trains it in fp16 on GPUs only, and gives a contiguous output. Xu et al. 2015,
+    https://arxiv.org/abs/1505.00853; the bounds are torch's.
     """
     module = nn.RReLU()
     low, high = number(module, "lower", lower), number(module, "upper", upper)

@@ -26,6 +26,8 @@ RANGE |= dict.fromkeys(PRODUCTS, 255)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_finite_in_half_precision_within_the_stated_range(name: str, dtype: torch.dtype) -> None:
     module = create_activation(name)
+    if name == "rrelu":
+        module.eval()  # torch trains it in fp16 on GPUs only
     high = float(RANGE.get(name, 65_504))
     points = torch.linspace(-high, high, 48)
     small = torch.tensor([0.0, -0.0, 1e-7, -1e-7, 1e-3, -1.0, 1.0])
