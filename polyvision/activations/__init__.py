@@ -17,6 +17,7 @@ from polyvision.activations.gated import (
     SwiGLUClip,
     XSwiGLU,
 )
+from polyvision.activations.mixtures import BiMoA, LearnedActivation, MoA
 from polyvision.activations.normalising import ASH, NormSiLU, RadialBounding
 from polyvision.activations.periodic import (
     EUAF,
@@ -86,6 +87,7 @@ from polyvision.activations.sigmoidal import (
     SwishTC,
     XSiLU,
 )
+from polyvision.activations.stochastic import StochA
 from polyvision.activations.surrogate import (
     HeLU,
     ReGELU2,
@@ -111,6 +113,7 @@ __all__ = [
     "XGELU",
     "APTx",
     "ActivationInfo",
+    "BiMoA",
     "Bilinear",
     "CRReLU",
     "ClippedReLU2",
@@ -126,6 +129,8 @@ __all__ = [
     "GoLU",
     "HeLU",
     "Hermite",
+    "LearnedActivation",
+    "MoA",
     "Monomial",
     "NormSiLU",
     "PReLU",
@@ -152,6 +157,7 @@ __all__ = [
     "Sin",
     "SmeLU",
     "Snake",
+    "StochA",
     "SwiGLU",
     "SwiGLUClip",
     "Swish",

@@ -26,7 +26,7 @@ __all__ = [
     "register_activation",
 ]
 
-Kind = Literal["pointwise", "normalising", "gated", "stochastic"]
+Kind = Literal["pointwise", "normalising", "gated", "stochastic", "mixture"]
 Factory = TypeVar("Factory", bound=Callable[..., nn.Module])
 
 # Set by the place an activation is put into, never by a configuration.
@@ -40,7 +40,8 @@ class ActivationInfo:
     Attributes:
         name: the name used in ``act=`` and ``create_activation``.
         kind: ``pointwise`` (each element alone), ``normalising`` (needs a feature ``dim``),
-            ``gated`` (two inputs, FFN only) or ``stochastic``; with the default options, where it
+            ``gated`` (two inputs, FFN only), ``stochastic``, or ``mixture`` (weighs functions by
+            the token that enters the FFN; FFN only); with the default options, where it
             depends on them.
         source: author, year and link.
         formula: one line of plain text.
@@ -78,7 +79,7 @@ def register_activation(
     Where the kind depends on the options, ``kind`` is a function of all of them that returns it.
 
     Raises:
-        ValueError: the name is taken, the kind is not one of the four, or a keyword lacks its type
+        ValueError: the name is taken, the kind is not one of the five, or a keyword lacks its type
             or default.
     """
     if not callable(kind) and kind not in get_args(Kind):

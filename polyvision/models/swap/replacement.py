@@ -99,13 +99,17 @@ def check_activation(act: str, options: Mapping[str, Any], *, place: str) -> Non
     """Check the name and the names of the options.
 
     Raises:
-        PolyvisionError: unknown, or gated, which fits no site of one input.
+        PolyvisionError: unknown, or one that fits no site of one input.
     """
     info = activation_info(act)
-    if info.kind == "gated":
+    needs = {
+        "gated": "is gated: it needs two inputs",
+        "mixture": "is a mixture: it needs the token too",
+    }
+    if info.kind in needs:
         valid = activation_names("pointwise", "normalising", "stochastic")
         raise PolyvisionError(
-            f"{act} is gated: it needs two inputs and fits the feed-forward network of a language "
+            f"{act} {needs[info.kind]} and fits the feed-forward network of a language "
             f"model only. For {place} choose one of: {', '.join(valid)}."
         )
     fields = [field.name for field in dataclasses.fields(info.options)]

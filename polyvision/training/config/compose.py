@@ -252,10 +252,14 @@ def _activation(
     task: Task, node: Mapping[str, Any], problems: list[str]
 ) -> schema.ActivationConfig | None:
     info = activation_info(str(node.get("name")))
-    if task == "vision" and info.kind == "gated":
-        valid = ", ".join(n for n in activation_names() if activation_info(n).kind != "gated")
+    needs = {
+        "gated": "is gated: it takes two inputs",
+        "mixture": "is a mixture: it takes the token too",
+    }
+    if task == "vision" and info.kind in needs:
+        valid = ", ".join(n for n in activation_names() if activation_info(n).kind not in needs)
         problems.append(
-            f"act={info.name} is gated: it takes two inputs and fits only the feed-forward network "
+            f"act={info.name} {needs[info.kind]} and fits only the feed-forward network "
             f"of a language model. Choose act= one of: {valid}"
         )
     options = load(info.options, {k: v for k, v in node.items() if k != "name"}, "act", problems)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor, nn
 
+from polyvision.activations import activation_modules
 from polyvision.errors import PolyvisionError, some
 from polyvision.training.config.schema import RecipeConfig
 from polyvision.training.loading.loader import TrainLoader
@@ -78,6 +79,7 @@ class TaskModule(LightningModule):
         self._stepped = False
         self._optimizer_values: dict[str, float] = {}
         self._listeners: list[StepListener] = []
+        self._scheduled: list[Any] = []
         self._sets = ("", *named_val)
         self._totals: list[dict[str, Tensor]] = []
         decay = recipe.ema_decay
@@ -126,8 +128,13 @@ class TaskModule(LightningModule):
         return optimizer
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Set learning rate and random seeds from the place in the run, which a resume restores."""
+        """Set what changes in a run from the place in it, which a resume restores.
+
+        That is the learning rate, the random seeds, and activations with a schedule of their own.
+        """
         self._schedule.step_update(self.global_step)
+        for activation in self._scheduled:
+            activation.set_progress(self.global_step / self.total_steps)
         self._seed(batch_idx)
 
     def _seed(self, batch_idx: int) -> None:
@@ -178,7 +185,9 @@ class TaskModule(LightningModule):
             self.log(name, value, logger=False, prog_bar=name == "train/loss")
 
     def on_fit_start(self) -> None:
-        """Find the listeners, and bring the average to the device of the weights."""
+        """Find listeners and scheduled activations; bring the average to the weights' device."""
+        activations: Iterable[Any] = activation_modules(self.model).values()
+        self._scheduled = [a for a in activations if hasattr(a, "set_progress")]
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         self._listeners = [c for c in callbacks if isinstance(c, StepListener)]
         if self.average:

@@ -240,7 +240,10 @@ def _window(wanted: int | None, model: int) -> int:
 
 def _plan(config: Config, data: LanguageData, model: Transformer) -> list[tuple[str, str]]:
     shape = model.shape
-    gated = " (gated)" if activation_info(shape.activation).kind == "gated" else ""
+    info = activation_info(shape.activation)
+    gated = " (gated)" if info.kind == "gated" else ""
+    logits = getattr(info.factory, "mixing", 0)
+    mixing = f", each with {logits} x {shape.width} values more for its weights" if logits else ""
     return [
         (
             "model",
@@ -248,7 +251,10 @@ def _plan(config: Config, data: LanguageData, model: Transformer) -> list[tuple[
             f"{shape.heads} heads, context {shape.context}",
         ),
         *([] if shape.moe is None else [("experts", _experts(model, shape.moe))]),
-        ("activation", f"{config.act.label}{gated} in {shape.layers} feed-forward networks"),
+        (
+            "activation",
+            f"{config.act.label}{gated} in {shape.layers} feed-forward networks{mixing}",
+        ),
         ("parameters", f"{model.num_parameters:,} ({count(model.num_parameters)})"),
         *data.plan.items(),
     ]
