@@ -2,6 +2,7 @@
 
 from polyvision.activations.baselines import GEGLU, GLU, ReGLU, ReLU2, SwiGLU
 from polyvision.activations.formula import Formula
+from polyvision.activations.plugins import load_plugins
 from polyvision.activations.polynomial import (
     PolyCom,
     PolyNorm,
@@ -41,5 +42,6 @@ __all__ = [
     "activation_origin",
     "create_activation",
     "is_activation",
+    "load_plugins",
     "register_activation",
 ]
