@@ -13,7 +13,7 @@ from types import ModuleType
 from polyvision.activations.registry import FILE_PLUGIN
 from polyvision.errors import PolyvisionError, first_line, looked_for
 
-__all__ = ["KEY", "load_plugins", "plugins_of"]
+__all__ = ["KEY", "load_plugins", "module_of", "plugins_of"]
 
 KEY = "plugins="
 _HERE = str(Path(__file__).parents[1])
@@ -76,7 +76,7 @@ def _load_file(given: str) -> None:
     path = Path(given).expanduser().resolve()
     if not path.is_file():
         raise PolyvisionError(f"plugins: there is no file {given}{looked_for(given)}")
-    if any(_is_of(module, path) for module in list(sys.modules.values())):
+    if _loaded(path) is not None:
         return
     name = FILE_PLUGIN + re.sub(r"\W", "_", path.stem)
     if name in sys.modules:
@@ -94,9 +94,18 @@ def _load_file(given: str) -> None:
         raise _failed(given, error) from error
 
 
-def _is_of(module: ModuleType, path: Path) -> bool:
-    file = getattr(module, "__file__", None)
-    return isinstance(file, str) and file.endswith(path.name) and Path(file).resolve() == path
+def module_of(plugin: str) -> ModuleType:
+    """Return the module of a plugin that is loaded."""
+    found = _loaded(Path(plugin).expanduser().resolve()) if plugin.endswith(".py") else None
+    return sys.modules[plugin] if found is None else found
+
+
+def _loaded(path: Path) -> ModuleType | None:
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file.endswith(path.name) and Path(file).resolve() == path:
+            return module
+    return None
 
 
 def _failed(plugin: str, error: Exception) -> PolyvisionError:

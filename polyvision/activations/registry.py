@@ -34,7 +34,7 @@ Kind = Literal["pointwise", "normalising", "gated", "stochastic"]
 Factory = TypeVar("Factory", bound=Callable[..., nn.Module])
 
 # Set by the place an activation is put into, never by a configuration.
-_SITE_KEYWORDS = frozenset({"inplace", "dim", "channels", "groups", "device", "dtype"})
+_SITE_KEYWORDS = frozenset({"inplace", "dim", "groups", "device", "dtype"})
 
 
 @dataclasses.dataclass(frozen=True)
