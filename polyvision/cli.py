@@ -64,6 +64,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "swap the activations of a model without data, and print what was replaced and what not",
         "polyvision.models.swap.command",
     ),
+    "activations": (
+        "list the activations, or show one: formula, parameters, curve",
+        "polyvision.analysis.catalogue.list_command",
+    ),
+    "check": (
+        "check an activation of your own: gradient, dtypes, fp16 range, compile, pickle, memory",
+        "polyvision.analysis.catalogue.check_command",
+    ),
     "stability": (
         "measure where activations overflow in fp16, and what that does to training",
         "polyvision.analysis.stability.command",

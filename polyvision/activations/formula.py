@@ -24,8 +24,8 @@ from polyvision.activations.expression import (
 )
 from polyvision.activations.registry import Kind, register_activation
 from polyvision.errors import PolyvisionError, did_you_mean
-from polyvision.kernels.recompute import recompute
 from polyvision.kernels.reference import compute_dtype
+from polyvision.recompute import recompute
 
 __all__ = ["Formula", "apply_formula"]
 

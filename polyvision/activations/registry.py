@@ -21,6 +21,7 @@ __all__ = [
     "ActivationInfo",
     "Kind",
     "activation_info",
+    "activation_kind",
     "activation_modules",
     "activation_names",
     "activation_origin",
@@ -34,7 +35,7 @@ Kind = Literal["pointwise", "normalising", "gated", "stochastic"]
 Factory = TypeVar("Factory", bound=Callable[..., nn.Module])
 
 # Set by the place an activation is put into, never by a configuration.
-_SITE_KEYWORDS = frozenset({"inplace", "dim", "groups", "device", "dtype"})
+_SITE_KEYWORDS = frozenset({"inplace", "dim", "features", "channels", "groups", "device", "dtype"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,6 +221,22 @@ def is_activation(module: nn.Module) -> bool:
     factories: list[Any] = [info.factory for info in _REGISTRY.values()]
     classes = [f for f in factories if inspect.isclass(f) and f.__module__.split(".")[0] != "torch"]
     return hasattr(module, _MARK) or isinstance(module, tuple(classes))
+
+
+def activation_kind(module: nn.Module) -> Kind | None:
+    """Return the kind of an activation; None if it is neither made here nor of a registered class.
+
+    Example:
+        >>> activation_kind(create_activation("swiglu")), activation_kind(nn.Linear(2, 2))
+        ('gated', None)
+    """
+    named = getattr(module, _MARK, None)
+    if named in _REGISTRY:
+        return _REGISTRY[named].kind
+    for info in _REGISTRY.values():
+        if inspect.isclass(info.factory) and isinstance(module, info.factory):
+            return info.kind
+    return None
 
 
 def activation_modules(model: nn.Module) -> dict[str, nn.Module]:
