@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from polyvision.activations import activation_info
 from polyvision.activations.registry import Kind
 from polyvision.analysis.cost.saved_bytes import saved_bytes
-from polyvision.errors import PolyvisionError, first_line
+from polyvision.errors import first_line
 
 __all__ = ["CHECKS", "Subject", "fp16_limit", "kept_bytes", "problem_of", "subject_of"]
 
@@ -180,9 +180,7 @@ def gradient(subject: Subject) -> None:
             raise _Broken(f"its gradient in fp32 is {error:.1e} from that in float64, relatively")
 
 
-def _of_parameter(
-    module: nn.Module, name: str, inputs: list[Tensor]
-) -> Callable[[Tensor], Tensor]:
+def _of_parameter(module: nn.Module, name: str, inputs: list[Tensor]) -> Callable[[Tensor], Tensor]:
     fixed = tuple(x.detach() for x in inputs)
     return lambda value: torch.func.functional_call(module, {name: value}, fixed)
 

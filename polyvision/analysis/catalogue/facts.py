@@ -90,16 +90,15 @@ def curve(name: str, options: Mapping[str, Any] | None = None) -> tuple[Tensor, 
     """Return points, values and derivatives of an activation in eval mode.
 
     A gated one is drawn over its gate, with 1 as the other input. A normalising one maps the points
-    as one row; its derivative is that of each element by itself.
+    as one row; its derivative is the slope of the curve that comes of it.
     """
     module = create_activation(name, **(options or {})).double().eval()
     x = torch.linspace(_FROM, _TO, _POINTS, dtype=torch.float64)
-    gated = subject_of(name, **(options or {})).kind == "gated"
-    others = [torch.ones_like(x)[None]] if gated else []
-    normalising = subject_of(name, **(options or {})).kind == "normalising"
+    kind = activation_info(name).kind_with(options or {})
+    others = [torch.ones_like(x)[None]] if kind == "gated" else []
     row = x.clone()[None].requires_grad_()
     y = module(row, *others)
-    if normalising:  # the diagonal of the Jacobian
+    if kind == "normalising":
         step = (_TO - _FROM) / (_POINTS - 1)
         slope = torch.gradient(y.detach()[0], spacing=step)[0]
     else:

@@ -58,7 +58,9 @@ def _list(names: list[str]) -> str:
         f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {formula} | {options} | {source}"
         for name, kind, options, formula, source in rows
     ]
-    return "\n".join([*lines, f"{len(rows) - 1} activations; polyvision activations NAME shows one"])
+    return "\n".join(
+        [*lines, f"{len(rows) - 1} activations; polyvision activations NAME shows one"]
+    )
 
 
 def _text(facts: Facts) -> str:
