@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.gradcheck import GradcheckError
 
 from polyvision.activations import activation_info
 from polyvision.activations.registry import Kind
@@ -110,7 +111,8 @@ def _gradients(module: nn.Module, inputs: list[Tensor]) -> tuple[Tensor, list[Te
     upstream = torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.dtype)
     wanted = [*inputs, *(p for p in module.parameters() if p.requires_grad)]
     found = torch.autograd.grad(y, wanted, upstream, allow_unused=True)
-    return y.detach(), [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, found)]
+    grads = [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, found, strict=True)]
+    return y.detach(), grads
 
 
 def constructor(subject: Subject) -> None:
@@ -170,7 +172,7 @@ def gradient(subject: Subject) -> None:
             torch.autograd.gradcheck(module, inputs)
             for name, parameter in module.named_parameters():
                 torch.autograd.gradcheck(_of_parameter(module, name, inputs), [parameter])
-        except torch.autograd.gradcheck.GradcheckError as error:  # type: ignore[attr-defined]
+        except GradcheckError as error:
             raise _Broken(_shortened(error)) from error
     narrow = copy.deepcopy(module).float()
     _, exact = _gradients(module, inputs)
@@ -314,7 +316,8 @@ def _restored(module: nn.Module, fresh: nn.Module) -> nn.Module:
 def determinism(subject: Subject) -> None:
     """Give the same bits twice; one that draws random numbers, under the same seed and in eval."""
     module = subject.build()
-    if any(not torch.equal(a, b) for a, b in zip(_all(module, subject), _all(module, subject))):
+    twice = zip(_all(module, subject), _all(module, subject), strict=True)
+    if any(not torch.equal(a, b) for a, b in twice):
         raise _Broken("two calls in eval mode differ" if subject.kind == "stochastic" else _TWICE)
     module.train()
     results = []
@@ -359,11 +362,11 @@ def exported(subject: Subject) -> None:
 
 
 def memory(subject: Subject) -> None:
-    """Keep no more than eight tensors of the size of the input for the backward pass."""
-    kept = kept_bytes(subject) / 4
+    """Keep no more than eight tensors of its size for each input, for the backward pass."""
+    kept = kept_bytes(subject) / 4 / len(subject.inputs(1))
     if kept > 8:
         raise _Broken(
-            f"it keeps {kept:.1f} times its input for the backward pass; "
+            f"it keeps {kept:.1f} times each input for the backward pass; "
             f"torch.utils.checkpoint keeps one"
         )
 
