@@ -29,6 +29,7 @@ from polyvision.activations.periodic import (
     Sin,
     Snake,
 )
+from polyvision.activations.plugins import load_plugins
 from polyvision.activations.pointwise import Pointwise, learned
 from polyvision.activations.polynomial import (
     PolyCom,
@@ -177,5 +178,6 @@ __all__ = [
     "create_activation",
     "is_activation",
     "learned",
+    "load_plugins",
     "register_activation",
 ]

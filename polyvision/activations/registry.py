@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib.metadata
 import inspect
 import sys
 import types
@@ -11,9 +13,11 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from torch import nn
 
-from polyvision.errors import PolyvisionError, unknown
+from polyvision.errors import PolyvisionError, first_line, unknown
 
 __all__ = [
+    "ENTRY_POINTS",
+    "FILE_PLUGIN",
     "ActivationInfo",
     "Kind",
     "activation_info",
@@ -23,6 +27,7 @@ __all__ = [
     "activation_origin",
     "create_activation",
     "is_activation",
+    "own_activation",
     "register_activation",
 ]
 
@@ -66,7 +71,11 @@ class ActivationInfo:
         return self.kind_of(dataclasses.asdict(self.options()) | dict(options))
 
 
+ENTRY_POINTS = "polyvision.activations"  # the group of installed packages that register some
+FILE_PLUGIN = "polyvision_plugin_"  # begins the name of a module that is a file given by its path
+
 _REGISTRY: dict[str, ActivationInfo] = {}
+_FAILED: dict[str, str] = {}  # plugin of an installed package -> why it could not be loaded
 _MARK = "_polyvision_activation"  # attribute of a module made here: its registered name
 
 
@@ -131,8 +140,20 @@ def _configurable(hint: Any) -> Any:
     return Union[tuple(h for h in get_args(hint) if get_origin(h) is not Callable)]  # noqa: UP007
 
 
+@functools.cache
+def _load_installed() -> None:
+    """Load the activations of installed packages, when a name is first asked for."""
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            entry.load()
+        except Exception as error:  # whatever the code of a package raises
+            package = entry.dist.name if entry.dist else entry.module
+            _FAILED[entry.name] = f"{package} ({type(error).__name__}: {first_line(error)})"
+
+
 def activation_names(*kinds: Kind) -> list[str]:
     """Return the registered names, sorted; only those of ``kinds`` when any are given."""
+    _load_installed()
     return sorted(n for n, info in _REGISTRY.items() if not kinds or info.kind in kinds)
 
 
@@ -142,17 +163,23 @@ def activation_info(name: str) -> ActivationInfo:
     Raises:
         ValueError: no such activation; the text lists the valid names.
     """
+    _load_installed()
     try:
         return _REGISTRY[name]
     except KeyError:
         raise PolyvisionError(
-            f"{unknown('activation', name, _REGISTRY)} One of your own is known once the module "
-            f"that registers it has been imported."
+            f"{unknown('activation', name, _REGISTRY)}{own_activation()}"
         ) from None
 
 
+def own_activation() -> str:
+    """Return the advice for a name that is not registered."""
+    broken = "".join(f" The installed {what} cannot be loaded." for what in _FAILED.values())
+    return f" One of your own needs plugins=[<module or file.py>], or its import in Python.{broken}"
+
+
 def activation_origin(name: str) -> str | None:
-    """Return the module of a user that registered an activation; for a script, its file.
+    """Return the module of a user that registered an activation; for a script or file, its path.
 
     None for one of this project, which is always there.
     """
@@ -161,6 +188,8 @@ def activation_origin(name: str) -> str | None:
         return None
     if module == "__main__":
         return str(getattr(sys.modules["__main__"], "__file__", None) or "an interactive session")
+    if module.startswith(FILE_PLUGIN):
+        return str(sys.modules[module].__file__)
     return module
 
 

@@ -226,13 +226,14 @@ def check_registered(name: str, folder: Path) -> None:
     text = f"{folder}: its activation {name!r} is not registered in this process"
     if all(map(str.isidentifier, str(origin).split("."))):
         raise PolyvisionError(
-            f"{text}: the module {origin} did that where it was trained. In Python import {origin} "
-            f'first; a command is then: python -c "import sys, {origin}; from polyvision.cli '
-            f'import main; sys.exit(main())" <arguments>'
+            f"{text}: the module {origin} did that where it was trained. Add plugins=[{origin}] to "
+            f"the command; in Python import {origin} first"
         )
     raise PolyvisionError(
-        f"{text}: {origin} did that where it was trained. Move it to a module that can be "
-        f"imported, and import that first"
+        f"{text}: {origin} did that where it was trained. Add plugins=[{origin}] to the command, "
+        f"or the place where that file lies now; in Python call "
+        f"polyvision.activations.load_plugins([{origin!r}]) first. If it trains when it is "
+        f"imported, move the activation to a file of its own"
     )
 
 
