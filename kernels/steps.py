@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from polyvision.kernels.recompute import watched
 from polyvision.kernels.reference import compute_dtype
 from torch import Tensor
+
+from polyvision.recompute import under_compiler_or_transform
 
 __all__ = ["Steps", "integral", "stepped", "straight_through"]
 
@@ -79,7 +80,7 @@ def stepped(function: Callable[[Tensor], Tensor], steps: Steps, x: Tensor) -> Te
     One bit an element is kept for one threshold, two bits for two or three. The compiler, exports
     and function transforms get the same function and derivative in plain operations.
     """
-    if watched():
+    if under_compiler_or_transform():
         return straight_through(function(x), integral(x.to(compute_dtype(x)), steps))
     result: Tensor = _Stepped.apply(function, steps, x)
     return result

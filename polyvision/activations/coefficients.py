@@ -38,14 +38,18 @@ def step_of_a_graph(module: nn.Module, x: Any) -> Any:
 
 
 class Coefficients(nn.Module):
-    """Parameters that load only into the function they were trained for."""
+    """A module whose ``state_dict`` names the function that its parameters belong to.
+
+    PolyNorm's coefficients would load into a PolyReLU without a word, so the entry of the module in
+    the ``_metadata`` of a state_dict names the function. It lasts through ``torch.save``.
+    """
+
+    _function: str
 
     def function_name(self) -> str:
-        """Name the function that the parameters belong to: others have the same shapes."""
-        raise NotImplementedError
+        """Name the function that the coefficients belong to: others have the same shapes."""
+        return self._function
 
-    # PolyNorm's coefficients would load into a PolyReLU without a word, so the entry of the module
-    # in the ``_metadata`` of a state_dict names the function. It lasts through ``torch.save``.
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         entry = getattr(destination, "_metadata", {}).get(prefix[:-1])
@@ -96,8 +100,6 @@ class Polynomial(Coefficients):
         ValueError: a value is out of range.
     """
 
-    _function: str
-
     def __init__(
         self,
         order: int,
@@ -132,10 +134,6 @@ class Polynomial(Coefficients):
             nn.Parameter(torch.empty(*sets, 1, device=device, dtype=dtype)) if bias else None
         )
         self.reset_parameters()
-
-    def function_name(self) -> str:
-        """Name the function that the coefficients belong to."""
-        return self._function
 
     def reset_parameters(self) -> None:
         """Set the coefficients to what ``init`` names, and the bias to 0."""

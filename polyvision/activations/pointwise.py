@@ -42,9 +42,9 @@ from polyvision.activations.coefficients import (
     step_of_a_graph,
 )
 from polyvision.errors import PolyvisionError, unknown
-from polyvision.kernels.recompute import recompute
 from polyvision.kernels.reference import compute_dtype
 from polyvision.kernels.steps import Steps, integral, stepped, straight_through
+from polyvision.recompute import recompute
 
 __all__ = ["Pointwise", "Stepped", "Value", "learned"]
 
