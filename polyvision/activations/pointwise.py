@@ -115,7 +115,8 @@ class Pointwise(Coefficients):
         super().__init__()
         given = {**learned, **(constants or {})}
         for key, value in given.items():
-            self._check(key, value)
+            if key in learned or not isinstance(value, str):  # else one of the named choices
+                self._check(key, value)
         if not integer(num_parameters) or num_parameters < 1:
             raise self._refused("num_parameters", "a positive integer", num_parameters)
         if not isinstance(trainable, bool):
@@ -213,9 +214,7 @@ class Pointwise(Coefficients):
             if not integer(value) or not 1 <= value <= 64:
                 raise self._refused(key, "an integer from 1 to 64", value)
             return
-        if isinstance(value, str):
-            return
-        if isinstance(value, Sequence):
+        if isinstance(value, Sequence) and not isinstance(value, str):
             for number in value:
                 self._check(key, number)
             return
@@ -300,8 +299,9 @@ def _constructor(cls: type[Pointwise]) -> Callable[..., None]:
         bound.apply_defaults()
         self, values = args[0], bound.arguments
         for key, (kind, _) in own.items():
-            self._check(key, values[key])
-            if get_origin(kind) is Literal and values[key] not in get_args(kind):
+            if get_origin(kind) is not Literal:
+                self._check(key, values[key])
+            elif values[key] not in get_args(kind):
                 raise unknown(f"{key} of {cls.__name__}", str(values[key]), get_args(kind))
         Pointwise.__init__(
             self,

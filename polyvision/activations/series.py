@@ -226,7 +226,7 @@ _PADE: dict[str, dict[str, tuple[tuple[float, ...], tuple[float, ...]]]] = {
     formula="sum_j a_j x^j / (1 + sum_k |b_k x^k|), j = 0 ... 5, k = 1 ... 4",
 )
 class PAU(Pointwise):
-    """Padé activation unit: a learned quotient of polynomials of degree 5 and 4.
+    """Pade activation unit: a learned quotient of polynomials of degree 5 and 4.
 
     Form A divides by 1 + sum_k |b_k x^k|, form B by 1 + |sum_k b_k x^k|. a and b start as the
     authors' fits of leaky ReLU (slope 0.01), GELU or Swish on [-3, 3], with errors up to 0.030,

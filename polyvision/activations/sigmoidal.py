@@ -261,7 +261,7 @@ class SwishTC(Pointwise):
     formula="(alpha + tanh(beta x)) gamma x",
 )
 class APTx(Pointwise):
-    """Alpha plus tanh times x, (alpha + tanh(beta x)) gamma x, close to Mish.
+    """Alpha plus tanh times x, (alpha + tanh(beta x)) gamma x.
 
     alpha = 1, beta = 1, gamma = 0.5, fixed; learned with ``trainable=True``. Bounded below with
     these. Kumar 2022, https://arxiv.org/abs/2209.06119.

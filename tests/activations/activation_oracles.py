@@ -24,7 +24,7 @@ def relu(x: Tensor) -> Tensor:
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    return 1 / (1 + torch.exp(-x))
+    return 1 / (1 + torch.exp(-x.clamp(min=-700.0)))  # beyond, exp has no finite value
 
 
 def gelu(x: Tensor) -> Tensor:
