@@ -196,6 +196,8 @@ class _Edit:
             parent = self._model.get_submodule(owner)
             after = getattr(locations[name], "after", None)
             self._modules.append((parent, attribute, module.train(parent.training), after))
+            if isinstance(parent, nn.TransformerDecoderLayer) and owner not in by_owner:
+                self._classes.append((parent, rewritten_class(parent, {})))  # so that copies work
         hooked = [n or "the network" for n, m in self._model.named_modules() if any(hooks_of(m))]
         if hooked:
             self.notes.append(f"hooks are not run while activations are looked for: {some(hooked)}")

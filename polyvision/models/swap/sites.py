@@ -73,7 +73,7 @@ def find_sites(
     except Exception as error:  # whatever a foreign forward raises
         raise PolyvisionError(
             f"{type(model).__name__} cannot be traced on inputs of shape {inputs.describe()}: "
-            f"{first_line(error)}. {inputs.advice()}"
+            f"{first_line(error)}. {inputs.advice(model)}"
         ) from error
     others = other_sizes(inputs) if need_dim else []
     notes: list[str] = []
