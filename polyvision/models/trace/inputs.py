@@ -108,7 +108,11 @@ def _example(model: nn.Module, guess: Mapping[str, Any] | None = None) -> str:
         if p.name in usual or (p.default is p.empty and p.kind not in variable)
     ]
     given = (f"{name!r}: {written.get(name, 'torch.empty(...)')}" for name in needed)
-    return f"for example inputs={{{', '.join(given)}}}"
+    return (
+        f"for example inputs={{{', '.join(given)}}}"
+        if needed
+        else "inputs=<a dictionary of keywords>"
+    )
 
 
 def _of_timm(model: nn.Module) -> Inputs | None:
