@@ -56,7 +56,7 @@ def replacement(
         check_activation(named, options, place=place)
         info = activation_info(named)
         build = partial(create_activation, named, **options)
-        return Replacement(named, info.kind, build, _keywords(info.factory))
+        return Replacement(named, info.kind_with(options), build, _keywords(info.factory))
     valid = ", ".join(activation_names("pointwise", "normalising", "stochastic"))
     wanted = f"a name ({valid}), or a class or function that builds a new module at each call"
     if isinstance(act, nn.Module) or not callable(act):
