@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from polyvision.errors import PolyvisionError, first_line, some, unknown
 from polyvision.models.swap.choice import Select, choose
-from polyvision.models.swap.replacement import Replacement, replacement
+from polyvision.models.swap.new_activation import NewActivation, new_activation
 from polyvision.models.swap.report import Kept, Site, SwapReport
 from polyvision.models.swap.rewrite import CannotRewrite, rewritten_class, source_of
 from polyvision.models.swap.save_pretrained import guard_save_pretrained
@@ -86,7 +86,7 @@ def swap_activations(
     if on_leftover not in get_args(OnLeftover):
         raise unknown("on_leftover", str(on_leftover), get_args(OnLeftover))
     _check_model(model)
-    activation = replacement(act, options, place=type(model).__name__)
+    activation = new_activation(act, options, place=type(model).__name__)
     if inputs is None:
         inputs = example_inputs(model)
     elif not isinstance(inputs, Inputs):
@@ -149,7 +149,7 @@ def _check_model(model: nn.Module) -> None:
 class _Edit:
     """The changes to a network: prepared whole, then made, and undone if the audit fails."""
 
-    def __init__(self, model: nn.Module, activation: Replacement) -> None:
+    def __init__(self, model: nn.Module, activation: NewActivation) -> None:
         self.done: list[Site] = []
         self.notes: list[str] = []
         self._model = model
