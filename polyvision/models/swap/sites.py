@@ -177,7 +177,7 @@ def _name(model: nn.Module, call: Call, taken: Sequence[str], *, is_first: bool)
 def _measure(site: Site, runs: Sequence[_Calls], need_dim: bool) -> None:
     """Fill in what the passes saw at one site."""
     seen = [[e for call in site.sources for e in run.get(call, [])] for run in runs]
-    site.seen = seen[0]
+    site.seen, site.calls = seen[0], len(seen[0])
     site.role = next((execution.role for execution in site.seen if execution.role), "block")
     if site.source.known and is_bounded(site.source.kind):
         site.role = "gate"
