@@ -50,7 +50,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "export": (
         "write a trained network as safetensors, ONNX or a program of torch.export",
-        "polyvision.models.trained.command",
+        "polyvision.models.trained.export",
     ),
     "prepare-text": (
         "write text, JSON lines or parquet as token shards for data=shards",

@@ -1,4 +1,4 @@
-"""What a swap puts into every site: a registered activation, or what a class or function builds."""
+"""What a swap puts into every site: an activation by name, or what a class or function builds."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from polyvision.activations.registry import Kind
 from polyvision.errors import PolyvisionError, first_line, unknown
 from polyvision.models.swap.report import Site
 
-__all__ = ["Replacement", "check_activation", "replacement"]
+__all__ = ["NewActivation", "check_activation", "new_activation"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Replacement:
+class NewActivation:
     """What to put into every site: its name for messages, and how it is built."""
 
     name: str
@@ -44,9 +44,9 @@ class Replacement:
         return self.build(**keywords).to(**like)
 
 
-def replacement(
+def new_activation(
     act: str | Callable[..., nn.Module], options: Mapping[str, Any], *, place: str
-) -> Replacement:
+) -> NewActivation:
     """Find the activation that a name, a class or a function means."""
     named = act if isinstance(act, str) else None
     for name in activation_names():
@@ -56,7 +56,7 @@ def replacement(
         check_activation(named, options, place=place)
         info = activation_info(named)
         build = partial(create_activation, named, **options)
-        return Replacement(named, info.kind_with(options), build, _keywords(info.factory))
+        return NewActivation(named, info.kind_with(options), build, _keywords(info.factory))
     valid = ", ".join(activation_names("pointwise", "normalising", "stochastic"))
     wanted = f"a name ({valid}), or a class or function that builds a new module at each call"
     if isinstance(act, nn.Module) or not callable(act):
@@ -76,7 +76,7 @@ def replacement(
             f"{called}() builds a {type(made).__name__}, which needs the feature dimension of its "
             "site: pass the class, or a function that takes dim"
         )
-    return Replacement(type(made).__name__, kind, partial(act, **options), accepts)
+    return NewActivation(type(made).__name__, kind, partial(act, **options), accepts)
 
 
 def _kind_of(module: nn.Module, place: str) -> Kind:
