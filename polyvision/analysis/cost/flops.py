@@ -28,7 +28,14 @@ from polyvision.activations import (
     create_activation,
 )
 
-__all__ = ["count_flops", "flops_per_element", "matrix_counter", "plain_form"]
+__all__ = [
+    "algorithm_1",
+    "algorithm_2",
+    "count_flops",
+    "flops_per_element",
+    "matrix_counter",
+    "plain_form",
+]
 
 # Functions that no adder or multiplier computes count 10, as the paper has it for exp and tanh.
 _TEN = frozenset({"exp", "tanh", "erf", "log", "log1p", "expm1", "sin", "cos", "atan", "sqrt"})
