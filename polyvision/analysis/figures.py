@@ -13,6 +13,8 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from polyvision.activations import activation_kind
+
 __all__ = ["SITES_PER_FIGURE", "Curve", "activation_curves", "site_curve"]
 
 SITES_PER_FIGURE = 64
@@ -70,23 +72,29 @@ def site_curve(module: nn.Module, initial: nn.Module, rows: Tensor) -> Curve:
     """
     if hasattr(module, "dim"):
         order = rows.square().mean(1).argsort()
-        x = rows[order[len(order) // 2]].sort().values
+        x = rows[order[len(order) // 2]]
     else:
         x = torch.linspace(float(rows.min()), float(rows.max()), _POINTS, device=rows.device)
-    values = (_apply(each.to(x.device), x).float().cpu() for each in (module, initial))
-    return Curve(x.cpu(), *values)
+    values = [_apply(each.to(x.device), x).float().cpu() for each in (module, initial)]
+    # Sorted afterwards: some activations tell features apart by their place.
+    x, ascending = x.cpu().sort()
+    return Curve(x, *(y[ascending] for y in values))
 
 
 def _apply(module: nn.Module, x: Tensor) -> Tensor:
     # The feature dimension comes second whatever the site's dim is: (1, features) or NCHW 1x1.
-    shaped = x.view(1, -1, 1, 1) if getattr(module, "dim", -1) == 1 else x.view(1, -1)
+    shaped = x.reshape(1, -1, 1, 1) if getattr(module, "dim", -1) == 1 else x.reshape(1, -1)
+    inputs = [shaped]
+    if activation_kind(module) == "gated":
+        inputs.append(torch.ones_like(shaped))
+    if getattr(module, "groups", None):
+        # Of coefficients that differ from expert to expert, those of the first one.
+        inputs.append(torch.zeros(1, dtype=torch.int64, device=x.device))
+    training = module.training
+    module.eval()  # what is random in training is a function of x only now
     with torch.no_grad():
-        try:
-            # Of coefficients that differ from expert to expert, those of the first one.
-            first = [torch.zeros(1, dtype=torch.int64, device=x.device)]
-            y: Tensor = module(shaped, *first if getattr(module, "groups", None) else ())
-        except TypeError:  # a gated activation takes two inputs
-            y = module(shaped, torch.ones_like(shaped))
+        y: Tensor = module(*inputs)
+    module.train(training)
     return y.flatten()
 
 

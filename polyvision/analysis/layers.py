@@ -16,8 +16,8 @@ from polyvision.models.language.generation import eval_mode
 from polyvision.models.language.moe import MoE
 from polyvision.models.language.transformer import Transformer
 from polyvision.models.swap.sites import feature_dim
-from polyvision.models.trace.calls import Tracer
 from polyvision.models.trace.inputs import Inputs, other_sizes
+from polyvision.models.trace.tracer import Tracer
 
 __all__ = [
     "FeedForwardPart",

@@ -21,8 +21,10 @@ from torch.utils.flop_counter import FlopCounterMode
 import polyvision.models.language.grouped  # noqa: F401, the operations that are counted
 from polyvision.activations import (
     PolyNorm,
+    PolyNormGLU,
     PolyPReLU,
     PolyReLU,
+    PolyReLUGLU,
     PolyReLUNorm,
     activation_info,
     create_activation,
@@ -58,12 +60,16 @@ def plain_form(module: nn.Module) -> Callable[..., Tensor]:
     each power on its own. An activation that is no polynomial is torch operations already, and
     returned as it is.
     """
-    if isinstance(module, PolyNorm):  # PolyReLUNorm too
-        rectified = isinstance(module, PolyReLUNorm)
-        return lambda x: _plus(
-            algorithm_2(torch.relu(x) if rectified else x, module.weight, module.eps, module.dim),
-            module.bias,
+    if isinstance(module, PolyNormGLU):
+        return lambda gate, up: _of_poly_norm(module, gate) * up
+    if isinstance(module, PolyReLUGLU):
+        return lambda gate, up: (
+            up * _plus(algorithm_1(torch.relu(gate), module.weight), module.bias)
         )
+    if isinstance(module, PolyReLUNorm):
+        return lambda x: _of_poly_norm(module, torch.relu(x))
+    if isinstance(module, PolyNorm):
+        return lambda x: _of_poly_norm(module, x)
     if isinstance(module, PolyReLU):
         return lambda x: _plus(algorithm_1(torch.relu(x), module.weight), module.bias)
     if isinstance(module, PolyPReLU):
@@ -88,6 +94,11 @@ def algorithm_2(x: Tensor, weight: Tensor, eps: float, dim: int = -1) -> Tensor:
         return power * torch.rsqrt(power.pow(2).mean(dim, keepdim=True) + eps)
 
     return _total([weight[i] * norm(_power(x, i + 1)) for i in range(len(weight))])
+
+
+def _of_poly_norm(module: PolyNorm, base: Tensor) -> Tensor:
+    weight, bias = module.coefficients(base)
+    return _plus(algorithm_2(base, weight, module.eps, module.dim), bias)
 
 
 def _power(x: Tensor, exponent: int) -> Tensor:

@@ -1,6 +1,7 @@
 """TensorBoard as a reader finds it: tags, overlay charts, hparams, the text card, figures."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -221,6 +222,38 @@ def test_curve_of_a_gated_site_runs_along_the_gate():
     module = create_activation("swiglu")
     curve = site_curve(module, module, torch.tensor([[-2.0, 2.0]]))
     torch.testing.assert_close(curve.learned, torch.nn.functional.silu(curve.x))
+
+
+def test_curve_of_a_gated_site_with_coefficients_for_each_expert_shows_the_first():
+    module = create_activation("polynorm_glu", groups=2)
+    with torch.no_grad():
+        module.weight.copy_(torch.tensor([[1.0, 0.0, 0.0], [0.0, 5.0, 5.0]]))
+    curve = site_curve(module, module, torch.tensor([[3.0, -4.0]]))
+    assert curve.x.tolist() == [-4.0, 3.0]
+    torch.testing.assert_close(curve.learned, curve.x / 12.5**0.5)
+
+
+def test_curve_of_a_site_that_tells_features_apart_keeps_their_places():
+    module = create_activation("radial_bounding")
+    curve = site_curve(module, module, torch.tensor([[3.0, 0.1, 4.0, 0.2]]))
+    assert curve.x.tolist() == pytest.approx([0.1, 0.2, 3.0, 4.0])
+    pairs = module(torch.tensor([[3.0, 0.1, 4.0, 0.2]]))[0, [1, 3, 0, 2]]
+    torch.testing.assert_close(curve.learned, pairs)
+
+
+def test_of_long_parameters_mean_and_extremes_are_logged():
+    site = create_activation("normsilu", features=100)
+    with torch.no_grad():
+        site.gain.copy_(torch.arange(100.0))
+    logged = {}
+    trainer = SimpleNamespace(
+        is_global_zero=True,
+        global_step=1,
+        loggers=[SimpleNamespace(log_metrics=lambda values, step: logged.update(values))],
+    )
+    logging = monitor.ActivationMonitor(histograms=False, total_steps=1, shown=[])
+    logging._log_coefficients(trainer, SimpleNamespace(model=torch.nn.Sequential(site)))
+    assert logged == {"act/0/gain_mean": 49.5, "act/0/gain_min": 0.0, "act/0/gain_max": 99.0}
 
 
 def test_every_site_is_drawn_once():
