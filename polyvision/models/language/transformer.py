@@ -20,8 +20,13 @@ from torch.utils.checkpoint import checkpoint
 
 from polyvision.activations import activation_info
 from polyvision.errors import PolyvisionError
-from polyvision.models.language.attention import Attention, Extend, Rotation, rotary_table
-from polyvision.models.language.cache import KeyValueCache
+from polyvision.models.language.attention import (
+    Attention,
+    Extend,
+    KeyValueCache,
+    Rotation,
+    rotary_table,
+)
 from polyvision.models.language.ffn import FeedForward
 from polyvision.models.language.loss import IGNORED, linear_cross_entropy
 from polyvision.models.language.moe import MoE
