@@ -17,7 +17,7 @@ import torch
 from polyvision.kernels import ops, reference, selection
 from torch import Tensor
 
-from polyvision.recompute import gradients
+from polyvision.recompute import gradients, under_transform
 
 __all__ = ["poly_norm", "poly_relu"]
 
@@ -164,16 +164,17 @@ def _backend(x: Tensor, mul: Tensor | None, slope: Tensor | None = None) -> str:
 
 
 def _composed(backend: str) -> bool:
-    """Tell whether the call takes the composed formula: exports and function transforms."""
-    if torch.compiler.is_compiling():
-        # Without a fused kernel the compiler does best with the formula itself.
-        return torch.compiler.is_exporting() or backend == "reference"
-    transformed = torch._C._are_functorch_transforms_active()
-    return transformed or torch._C._get_tracing_state() is not None
+    """Tell whether the call takes the composed formula: exports, traces and function transforms."""
+    if under_transform():
+        return True
+    # Without a fused kernel the compiler does best with the formula itself.
+    return torch.compiler.is_exporting() or (
+        torch.compiler.is_compiling() and backend == "reference"
+    )
 
 
 def _direct(x: Tensor) -> bool:
-    """Tell whether nobody but autograd watches the call."""
+    """Tell whether x is a plain eager tensor: no compiler, subclass or dispatch mode."""
     return (
         not torch.compiler.is_compiling()
         and type(x) in (Tensor, torch.nn.Parameter)

@@ -133,31 +133,3 @@ def test_function_transforms():
     hessian = torch.func.hessian(loss, argnums=1)(weight, x[0])
     exact = torch.func.hessian(lambda r: norm_formula(r, weight, bias).square().sum())(x[0])
     torch.testing.assert_close(hessian, exact)
-
-
-def test_vmap_of_the_library_operations():
-    x, weight, bias, _ = (v.detach() for v in operands())
-    stack = torch.stack([x, 2 * x, x.flip(0)], 1)  # the batch is dim 1
-    weights = torch.stack([weight, -weight, 2 * weight])
-
-    def norm(x, weight):
-        return ops.norm(x, weight, bias, 1e-6, -1, None, None, False, "cpp")[0]
-
-    def relu(x, weight):
-        return ops.relu(x, weight, bias, None, None, None, "cpp")
-
-    def backward(x, weight):
-        y, stats = ops.norm(x, weight, bias, 1e-6, -1, None, None, False, "cpp")
-        needs = [True, True, True, False]
-        return ops.norm_backward(
-            y, x, stats, weight, bias, 1e-6, -1, None, None, False, "cpp", needs
-        )[:3]
-
-    for operation in (norm, relu):
-        shared = torch.vmap(operation, in_dims=(1, None))(stack, weight)
-        assert_equal(shared, [operation(v, weight) for v in stack.unbind(1)])
-        own = torch.vmap(operation, in_dims=(1, 0))(stack, weights)
-        assert_equal(own, [operation(*v) for v in zip(stack.unbind(1), weights, strict=True)])
-    own = torch.vmap(backward, in_dims=(1, 0))(stack, weights)
-    loop = [backward(*v) for v in zip(stack.unbind(1), weights, strict=True)]
-    assert_equal(own, [torch.stack(gradients) for gradients in zip(*loop, strict=True)])
