@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from polyvision.kernels import ops, reference, selection
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from polyvision.recompute import gradients, under_transform
 
@@ -182,6 +183,12 @@ def _direct(x: Tensor) -> bool:
     )
 
 
+def _recorded_by_autograd(*tensors: Tensor | None) -> bool:
+    """Tell whether a backward pass may follow, or forward-mode AD runs, which is then refused."""
+    needed = any(t is not None and t.requires_grad for t in tensors)
+    return (needed and torch.is_grad_enabled()) or forward_ad._current_level >= 0
+
+
 def poly_norm(
     x: Tensor,
     weight: Tensor,
@@ -196,8 +203,15 @@ def poly_norm(
     backend = _backend(x, mul)
     if _composed(backend):
         return reference.poly_norm(x, weight, bias, eps, dim, mul, group, rectify)
-    run = _PolyNorm.apply if _direct(x) else ops.norm
-    y: Tensor = run(x, weight, bias, float(eps), dim, mul, group, rectify, backend)[0]
+    operands = x, weight, bias, float(eps), dim, mul, group, rectify
+    y: Tensor
+    if not _direct(x):
+        y = ops.norm(*operands, backend)[0]
+    elif _recorded_by_autograd(x, weight, bias, mul):
+        y = _PolyNorm.apply(*operands, backend)[0]
+    else:  # no backward pass, which alone reads the statistics
+        run = selection.load(backend).poly_norm_forward
+        y = run(*_in_memory(operands), save_stats=False)[0]
     return y
 
 

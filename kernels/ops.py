@@ -7,16 +7,16 @@ each gradient that is not needed. ``autograd`` makes the operations differentiab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from polyvision.kernels import selection
 from polyvision.kernels.closed_form import (
-    coefficient_room,
     empty_grad_like,
     empty_stats,
     stats_shape,
+    zero_grad_like,
 )
 from torch import Tensor
 
@@ -132,7 +132,7 @@ def _(x: Tensor, *_: Any) -> Tensor:
 def _fake_gradients(
     x: Tensor, coefficients: Sequence[Tensor | None], mul: Tensor | None, needs: Sequence[bool]
 ) -> tuple[Tensor, ...]:
-    small = [coefficient_room(c, n) for c, n in zip(coefficients, needs[1:-1], strict=True)]
+    small = [zero_grad_like(c, n) for c, n in zip(coefficients, needs[1:-1], strict=True)]
     return _filled(x, [empty_grad_like(x, needs[0]), *small, empty_grad_like(mul, needs[-1])])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from kernel_oracles import BIAS, WEIGHT, norm_formula, relu_formula
-from polyvision.kernels import ops
+from polyvision.kernels import ops, selection
 
 from polyvision import functional as F
 from polyvision import kernels
@@ -113,6 +113,32 @@ def test_gradients_of_first_and_second_order(backend):
         for function, inputs in cases:
             assert torch.autograd.gradcheck(function, inputs)
             assert torch.autograd.gradgradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_statistics_are_written_for_a_backward_pass_only(backend, monkeypatch):
+    module, saved = selection.load(backend), []
+    forward = module.poly_norm_forward
+
+    def record(*arguments, **options):
+        y, stats = forward(*arguments, **options)
+        saved.append(stats is not None)
+        return y, stats
+
+    monkeypatch.setattr(module, "poly_norm_forward", record)
+    x, weight, bias, mul = operands()
+    with kernels.use_backend(backend):
+        trained = F.poly_norm(x, weight, bias, mul=mul)
+        frozen = F.poly_norm(*(v.detach() for v in (x, weight, bias)), mul=mul.detach())
+        with torch.no_grad():
+            inferred = F.poly_norm(x, weight, bias, mul=mul)
+        assert saved == [True, False, False]
+        assert torch.equal(frozen, trained)
+        assert torch.equal(inferred, trained)
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x.detach(), mul.detach())
+            with pytest.raises(RuntimeError, match="jvp"):  # not silently without its tangent
+                F.poly_norm(dual, weight.detach())
 
 
 def test_function_transforms():
