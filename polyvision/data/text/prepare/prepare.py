@@ -211,7 +211,7 @@ def _go_on(
             write_whole(out / name, text)
     parts = _encode_all(work, split, tokenizer, {"settings": recipe} | made_with, place)
     refuse_changed_files(work.sources)
-    index = {
+    index: dict[str, Any] = {
         "version": INDEX_VERSION,
         "tokenizer": {
             "sha256": tokenizer.fingerprint,
