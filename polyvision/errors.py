@@ -7,7 +7,15 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["PolyvisionError", "did_you_mean", "first_line", "looked_for", "some", "unknown"]
+__all__ = [
+    "PolyvisionError",
+    "counted",
+    "did_you_mean",
+    "first_line",
+    "looked_for",
+    "some",
+    "unknown",
+]
 
 
 class PolyvisionError(ValueError):
@@ -47,6 +55,16 @@ def some(names: Iterable[str], limit: int = 5) -> str:
     ordered = sorted(names)
     rest = len(ordered) - limit
     return ", ".join(ordered[:limit]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def counted(number: int, what: str) -> str:
+    """Return a number with its noun.
+
+    Example:
+        >>> counted(1, "document"), counted(1200, "document")
+        ('1 document', '1,200 documents')
+    """
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def first_line(error: BaseException) -> str:
