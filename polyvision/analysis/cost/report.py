@@ -21,6 +21,7 @@ from polyvision.analysis.cost.saved_bytes import FORMS, hidden_bytes, saved_byte
 from polyvision.analysis.cost.tables import PAPER_METHODS, paper_row
 from polyvision.analysis.layers import inference, watch_outputs
 from polyvision.analysis.result import Result, text_table
+from polyvision.output import plural
 
 __all__ = ["analyse_cost", "cost_tables"]
 
@@ -71,7 +72,7 @@ def cost_tables(*, device: str = "cpu", rows_timed: int = 512, repeats: int = 10
     }
     series = {form: [r["saved_bytes"][form] / _MIB for r in records] for form in FORMS}
     note = f"H={_WIDTH}, B={_BATCH}, S={_LENGTH}, bf16; times forward and backward of {rows_timed} "
-    note += f"rows, {setting['device']}, {setting['threads']} threads"
+    note += f"rows, {setting['device']}, {plural(torch.get_num_threads(), 'thread')}"
     return Result(
         "cost",
         scalars,

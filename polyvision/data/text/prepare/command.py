@@ -14,6 +14,7 @@ from polyvision.data.text.corpus import INDEX, TOKENIZER, Corpus
 from polyvision.data.text.prepare.prepare import Settings, prepare
 from polyvision.data.text.sources import find_sources
 from polyvision.errors import PolyvisionError
+from polyvision.output import plural
 
 __all__ = ["add_arguments", "describe", "run"]
 
@@ -150,7 +151,7 @@ def describe(corpus: Corpus) -> str:
     for name, part in corpus.parts.items():
         each = part.text_bytes / part.tokens
         lines.append(
-            f"  {name:<9}  {part.documents:,} documents, {part.tokens:,} tokens, "
+            f"  {name:<9}  {plural(part.documents, 'document')}, {plural(part.tokens, 'token')}, "
             f"{part.text_bytes:,} bytes ({each:.2f} a token), {len(part.shards):,} shards"
         )
     lines.insert(2, f"  end token  {_end_token(corpus)}")
