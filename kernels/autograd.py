@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 from polyvision.kernels import ops, reference, selection
-from polyvision.kernels.recompute import gradients
 from torch import Tensor
+
+from polyvision.recompute import gradients
 
 __all__ = ["poly_norm", "poly_relu"]
 

@@ -1,6 +1,23 @@
 """Activations as modules, and the registry that names them."""
 
-from polyvision.activations.baselines import GEGLU, GLU, ReGLU, ReLU2, SwiGLU
+from polyvision.activations.baselines import ReLU2
+from polyvision.activations.formula import Formula
+from polyvision.activations.gated import (
+    GEGLU,
+    GLU,
+    XATGLU,
+    XGEGLU,
+    Bilinear,
+    DReLU,
+    PolyNormGLU,
+    PolyReLUGLU,
+    PowLU,
+    ReGLU,
+    SwiGLU,
+    SwiGLUClip,
+    XSwiGLU,
+)
+from polyvision.activations.normalising import ASH, NormSiLU, RadialBounding
 from polyvision.activations.polynomial import (
     PolyCom,
     PolyNorm,
@@ -12,6 +29,7 @@ from polyvision.activations.polynomial import (
 from polyvision.activations.registry import (
     ActivationInfo,
     activation_info,
+    activation_kind,
     activation_modules,
     activation_names,
     activation_origin,
@@ -21,19 +39,33 @@ from polyvision.activations.registry import (
 )
 
 __all__ = [
+    "ASH",
     "GEGLU",
     "GLU",
+    "XATGLU",
+    "XGEGLU",
     "ActivationInfo",
+    "Bilinear",
+    "DReLU",
+    "Formula",
+    "NormSiLU",
     "PolyCom",
     "PolyNorm",
     "PolyNorm2d",
+    "PolyNormGLU",
     "PolyPReLU",
     "PolyReLU",
+    "PolyReLUGLU",
     "PolyReLUNorm",
+    "PowLU",
+    "RadialBounding",
     "ReGLU",
     "ReLU2",
     "SwiGLU",
+    "SwiGLUClip",
+    "XSwiGLU",
     "activation_info",
+    "activation_kind",
     "activation_modules",
     "activation_names",
     "activation_origin",

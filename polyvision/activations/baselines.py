@@ -1,4 +1,4 @@
-"""The baselines of the paper: pointwise activations, and gated ones for feed-forward networks.
+"""The pointwise baselines of the paper.
 
 What torch has is torch's own class, since other tools look for it: captum's DeepLift, quantization
 and fusion know ``nn.ReLU`` by its type. Only ``inplace`` is ignored, whatever timm asks for.
@@ -11,9 +11,7 @@ from torch import Tensor, nn
 
 from polyvision.activations.registry import register_activation
 
-__all__ = ["GEGLU", "GLU", "ReGLU", "ReLU2", "SwiGLU"]
-
-_SHAZEER = "Shazeer 2020, https://arxiv.org/abs/2002.05202"
+__all__ = ["ReLU2"]
 
 
 @register_activation(
@@ -64,39 +62,3 @@ def _gelu(inplace: bool = False) -> nn.GELU:
 def _silu(inplace: bool = False) -> nn.SiLU:
     """Sigmoid-weighted linear unit, x sigmoid(x): ``torch.nn.SiLU``, never in place."""
     return nn.SiLU()
-
-
-@register_activation("glu", kind="gated", source=_SHAZEER, formula="sigmoid(gate) * up")
-class GLU(nn.Module):
-    """Gated linear unit, sigmoid(gate) * up."""
-
-    def forward(self, gate: Tensor, up: Tensor) -> Tensor:
-        """Combine two projections of equal shape."""
-        return gate.sigmoid() * up
-
-
-@register_activation("reglu", kind="gated", source=_SHAZEER, formula="max(gate, 0) * up")
-class ReGLU(nn.Module):
-    """Gated unit with ReLU, max(gate, 0) * up."""
-
-    def forward(self, gate: Tensor, up: Tensor) -> Tensor:
-        """Combine two projections of equal shape."""
-        return F.relu(gate) * up
-
-
-@register_activation("geglu", kind="gated", source=_SHAZEER, formula="gelu(gate) * up")
-class GEGLU(nn.Module):
-    """Gated unit with GELU, gelu(gate) * up."""
-
-    def forward(self, gate: Tensor, up: Tensor) -> Tensor:
-        """Combine two projections of equal shape."""
-        return F.gelu(gate) * up
-
-
-@register_activation("swiglu", kind="gated", source=_SHAZEER, formula="silu(gate) * up")
-class SwiGLU(nn.Module):
-    """Gated unit with SiLU, silu(gate) * up."""
-
-    def forward(self, gate: Tensor, up: Tensor) -> Tensor:
-        """Combine two projections of equal shape."""
-        return F.silu(gate) * up

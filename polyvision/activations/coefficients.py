@@ -10,7 +10,7 @@ from torch import nn
 from polyvision import functional
 from polyvision.errors import unknown
 
-__all__ = ["FUNCTION_KEY", "Polynomial", "integer"]
+__all__ = ["FUNCTION_KEY", "Coefficients", "Polynomial", "integer"]
 
 # Of a module's entry in the ``_metadata`` of a state_dict.
 FUNCTION_KEY = "polyvision_function"
@@ -23,7 +23,54 @@ def integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-class Polynomial(nn.Module):
+class Coefficients(nn.Module):
+    """A module whose ``state_dict`` names the function that its parameters belong to.
+
+    PolyNorm's coefficients would load into a PolyReLU without a word, so the entry of the module in
+    the ``_metadata`` of a state_dict names the function. It lasts through ``torch.save``.
+    """
+
+    _function: str
+
+    def function_name(self) -> str:
+        """Name the function that the coefficients belong to: others have the same shapes."""
+        return self._function
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        entry = getattr(destination, "_metadata", {}).get(prefix[:-1])
+        if entry is not None:
+            entry[FUNCTION_KEY] = self.function_name()
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        trained = local_metadata.get(FUNCTION_KEY)
+        if trained not in (None, self.function_name()):
+            error_msgs.append(
+                f"{prefix[:-1] or 'the activation'} is {self.function_name()}, and its "
+                f"coefficients in the state_dict are those of {trained}"
+            )
+            return
+        super()._load_from_state_dict(
+            state_dict,
+            prefix,
+            local_metadata,
+            strict,
+            missing_keys,
+            unexpected_keys,
+            error_msgs,
+        )
+
+
+class Polynomial(Coefficients):
     """The coefficients of the family: ``weight`` of shape (order,) and ``bias`` of shape (1,).
 
     Args:
@@ -38,8 +85,6 @@ class Polynomial(nn.Module):
     Raises:
         ValueError: a value is out of range.
     """
-
-    _function: str
 
     def __init__(
         self,
@@ -75,45 +120,6 @@ class Polynomial(nn.Module):
             nn.Parameter(torch.empty(*sets, 1, device=device, dtype=dtype)) if bias else None
         )
         self.reset_parameters()
-
-    def function_name(self) -> str:
-        """Name the function that the coefficients belong to: others have the same shapes."""
-        return self._function
-
-    # PolyNorm's coefficients would load into a PolyReLU without a word, so the entry of the module
-    # in the ``_metadata`` of a state_dict names the function. It lasts through ``torch.save``.
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        entry = getattr(destination, "_metadata", {}).get(prefix[:-1])
-        if entry is not None:
-            entry[FUNCTION_KEY] = self.function_name()
-
-    def _load_from_state_dict(
-        self,
-        state_dict: Any,
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        trained = local_metadata.get(FUNCTION_KEY)
-        if trained not in (None, self.function_name()):
-            error_msgs.append(
-                f"{prefix[:-1] or 'the activation'} is {self.function_name()}, and its "
-                f"coefficients in the state_dict are those of {trained}"
-            )
-            return
-        super()._load_from_state_dict(
-            state_dict,
-            prefix,
-            local_metadata,
-            strict,
-            missing_keys,
-            unexpected_keys,
-            error_msgs,
-        )
 
     def reset_parameters(self) -> None:
         """Set the coefficients to what ``init`` names, and the bias to 0."""

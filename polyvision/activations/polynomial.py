@@ -20,7 +20,8 @@ from polyvision.activations.coefficients import Polynomial, integer
 from polyvision.activations.registry import (
     register_activation,
 )
-from polyvision.errors import PolyvisionError
+from polyvision.activations.shared import wide
+from polyvision.errors import PolyvisionError, unknown
 
 __all__ = [
     "PolyCom",
@@ -31,6 +32,7 @@ __all__ = [
     "PolyReLUNorm",
 ]
 
+_NORMS = ("rms", "l2")
 _PAPER = "Zhuo et al. 2024, https://arxiv.org/abs/2411.03884"
 
 
@@ -55,6 +57,9 @@ class PolyNorm(Polynomial):
         dtype: dtype of the coefficients; the output has the input's dtype whatever it is.
         groups: a set of coefficients for each of so many groups of rows, such as the experts of a
             mixture; the call then takes the group of each row. None for one set.
+        norm: ``rms`` divides by the root mean square, as the paper's Algorithm 2 and its code;
+            ``l2`` by the L2 norm, as its equation 3. In a row of n the second is the first,
+            constant term included, divided by sqrt(n).
 
     Shape:
         Input and output: any shape with ``dim``. Parameters: ``weight`` (order,), ``bias`` (1,), or
@@ -81,8 +86,11 @@ class PolyNorm(Polynomial):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         groups: int | None = None,
+        norm: Literal["rms", "l2"] = "rms",
     ) -> None:
         super().__init__(order, bias, device, dtype, groups)
+        if norm not in _NORMS:
+            raise unknown(f"norm of {type(self).__name__}", norm, _NORMS)
         if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 < eps < math.inf:
             raise ValueError(
                 f"{type(self).__name__}: eps must be a finite number greater than 0, got {eps!r}"
@@ -91,16 +99,37 @@ class PolyNorm(Polynomial):
             raise ValueError(f"{type(self).__name__}: dim must be an integer, got {dim!r}")
         self.eps = eps
         self.dim = dim
+        self.norm = norm
+
+    def function_name(self) -> str:
+        """Name the function that the coefficients belong to, and its norm unless it is RMS."""
+        return self._function + ("" if self.norm == "rms" else f"(norm={self.norm})")
+
+    def coefficients(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return weight and bias for the kernels, which divide the rows of ``x`` by their RMS."""
+        if self.norm == "rms":
+            return self.weight, self.bias
+        bias = None if self.bias is None else _over_root(self.bias, x, self.dim)
+        return _over_root(self.weight, x, self.dim), bias
 
     def forward(self, x: Tensor, group: Tensor | None = None) -> Tensor:
         """Apply the activation to ``x``; ``group`` names the coefficients of each row."""
-        return functional.poly_norm(x, self.weight, self.bias, self.eps, dim=self.dim, group=group)
+        weight, bias = self.coefficients(x)
+        return functional.poly_norm(x, weight, bias, self.eps, dim=self.dim, group=group)
 
     def extra_repr(self) -> str:
         """Show the settings that the function depends on."""
-        return f"order={self.order}, eps={self.eps}, dim={self.dim}" + (
-            "" if self.bias is not None else ", bias=False"
-        )
+        shown = f"order={self.order}, eps={self.eps}, dim={self.dim}"
+        shown += "" if self.bias is not None else ", bias=False"
+        return shown + ("" if self.norm == "rms" else f", norm={self.norm!r}")
+
+
+def _over_root(values: Tensor, x: Tensor, dim: int) -> Tensor:
+    """Divide coefficients by the root of the length of a row, in fp32 or fp64."""
+    return wide(values) / math.sqrt(max(x.shape[dim], 1))
+
+
+torch.fx.wrap("_over_root")
 
 
 class PolyNorm2d(PolyNorm):
@@ -123,9 +152,10 @@ class PolyNorm2d(PolyNorm):
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        norm: Literal["rms", "l2"] = "rms",
     ) -> None:
         super().__init__(
-            inplace, order=order, eps=eps, dim=dim, bias=bias, device=device, dtype=dtype
+            inplace, order=order, eps=eps, dim=dim, bias=bias, device=device, dtype=dtype, norm=norm
         )
 
 
@@ -149,9 +179,8 @@ class PolyReLUNorm(PolyNorm):
 
     def forward(self, x: Tensor, group: Tensor | None = None) -> Tensor:
         """Apply the activation to ``x``; ``group`` names the coefficients of each row."""
-        return functional.poly_relu_norm(
-            x, self.weight, self.bias, self.eps, dim=self.dim, group=group
-        )
+        weight, bias = self.coefficients(x)
+        return functional.poly_relu_norm(x, weight, bias, self.eps, dim=self.dim, group=group)
 
 
 @register_activation(

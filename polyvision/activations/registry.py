@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from torch import nn
@@ -17,6 +17,7 @@ __all__ = [
     "ActivationInfo",
     "Kind",
     "activation_info",
+    "activation_kind",
     "activation_modules",
     "activation_names",
     "activation_origin",
@@ -29,7 +30,7 @@ Kind = Literal["pointwise", "normalising", "gated", "stochastic"]
 Factory = TypeVar("Factory", bound=Callable[..., nn.Module])
 
 # Set by the place an activation is put into, never by a configuration.
-_SITE_KEYWORDS = frozenset({"inplace", "dim", "groups", "device", "dtype"})
+_SITE_KEYWORDS = frozenset({"inplace", "dim", "features", "channels", "groups", "device", "dtype"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +40,8 @@ class ActivationInfo:
     Attributes:
         name: the name used in ``act=`` and ``create_activation``.
         kind: ``pointwise`` (each element alone), ``normalising`` (needs a feature ``dim``),
-            ``gated`` (two inputs, FFN only) or ``stochastic``.
+            ``gated`` (two inputs, FFN only) or ``stochastic``; with the default options, where it
+            depends on them.
         source: author, year and link.
         formula: one line of plain text.
         factory: class or function that builds the module.
@@ -54,6 +56,13 @@ class ActivationInfo:
     factory: Callable[..., nn.Module]
     options: type[Any]
     module: str
+    kind_of: Callable[[Mapping[str, Any]], Kind] | None = None
+
+    def kind_with(self, options: Mapping[str, Any]) -> Kind:
+        """Return the kind with these options; defaults stand for those that are not given."""
+        if self.kind_of is None:
+            return self.kind
+        return self.kind_of(dataclasses.asdict(self.options()) | dict(options))
 
 
 _REGISTRY: dict[str, ActivationInfo] = {}
@@ -61,25 +70,29 @@ _MARK = "_polyvision_activation"  # attribute of a module made here: its registe
 
 
 def register_activation(
-    name: str, *, kind: Kind, source: str, formula: str
+    name: str, *, kind: Kind | Callable[[Mapping[str, Any]], Kind], source: str, formula: str
 ) -> Callable[[Factory], Factory]:
     """Register a module class or factory under ``name``; the only step needed to add an activation.
 
     Every keyword of ``factory`` needs a type and a default; ``act.<keyword>=`` is made from them.
+    Where the kind depends on the options, ``kind`` is a function of all of them that returns it.
 
     Raises:
         ValueError: the name is taken, the kind is not one of the four, or a keyword lacks its type
             or default.
     """
-    if kind not in get_args(Kind):
+    if not callable(kind) and kind not in get_args(Kind):
         raise unknown("activation kind", kind, get_args(Kind))
     module = str(sys._getframe(1).f_globals.get("__name__"))
 
     def decorate(factory: Factory) -> Factory:
         if name in _REGISTRY:
             raise PolyvisionError(f"an activation named {name!r} is registered already")
+        options = _options_of(name, factory)
+        kind_of = kind if callable(kind) else None
+        fixed = kind if not callable(kind) else kind(dataclasses.asdict(options()))
         _REGISTRY[name] = ActivationInfo(
-            name, kind, source, formula, factory, _options_of(name, factory), module
+            name, fixed, source, formula, factory, options, module, kind_of
         )
         return factory
 
@@ -179,6 +192,22 @@ def is_activation(module: nn.Module) -> bool:
     factories: list[Any] = [info.factory for info in _REGISTRY.values()]
     classes = [f for f in factories if inspect.isclass(f) and f.__module__.split(".")[0] != "torch"]
     return hasattr(module, _MARK) or isinstance(module, tuple(classes))
+
+
+def activation_kind(module: nn.Module) -> Kind | None:
+    """Return the kind of an activation; None if it is neither made here nor of a registered class.
+
+    Example:
+        >>> activation_kind(create_activation("swiglu")), activation_kind(nn.Linear(2, 2))
+        ('gated', None)
+    """
+    named = getattr(module, _MARK, None)
+    if named in _REGISTRY:
+        return _REGISTRY[named].kind
+    for info in _REGISTRY.values():
+        if inspect.isclass(info.factory) and isinstance(module, info.factory):
+            return info.kind
+    return None
 
 
 def activation_modules(model: nn.Module) -> dict[str, nn.Module]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from polyvision.analysis.cost.report import cost_tables
+from polyvision.analysis.device import add_device_argument, pick_device
 from polyvision.analysis.health.measure import gradient_norms
-from polyvision.analysis.language.trained import pick_device
 from polyvision.analysis.result import Result
 from polyvision.errors import PolyvisionError, unknown
 from polyvision.training.logging.analysis_callback import KINDS, Probe, analyse, probe, rank_history
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=16,
         help="validation samples, evenly spread (default: %(default)s)",
     )
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add_device_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> str:

@@ -42,7 +42,8 @@ def powers(m: Any, x: Tensor) -> list[Tensor]:
 
 
 def poly_norm(m: Any, x: Tensor) -> Tensor:
-    return polynomial(m, [p / (p**2).mean(m.dim, True).add(m.eps).sqrt() for p in powers(m, x)])
+    y = polynomial(m, [p / (p**2).mean(m.dim, True).add(m.eps).sqrt() for p in powers(m, x)])
+    return y if m.norm == "rms" else y / x.shape[m.dim] ** 0.5
 
 
 ORACLES: dict[str, Callable[..., Tensor]] = {
@@ -58,7 +59,89 @@ ORACLES: dict[str, Callable[..., Tensor]] = {
     "polyrelu": lambda m, x: polynomial(m, powers(m, relu(x))),
     "polyprelu": lambda m, x: polynomial(m, powers(m, relu(x) - m.slope * relu(-x))),
     "polyrelunorm": lambda m, x: poly_norm(m, relu(x)),
+    "formula": lambda m, x: x * sigmoid(x),
     "polycom": lambda m, x: polynomial(m, powers(m, x * sigmoid(x))),
+}
+
+# Gated activations, of two projections.
+
+
+def expanded(gating: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    def formula(m: Any, gate: Tensor, up: Tensor) -> Tensor:
+        y = (gating(gate) * (1 + 2 * m.alpha) - m.alpha) * up
+        return y * gate if m.second_order else y
+
+    return formula
+
+
+def powlu(m: Any, gate: Tensor, up: Tensor) -> Tensor:
+    f = torch.zeros_like(gate)
+    above = gate > 0
+    t, below = gate[above], gate[~above]
+    f = f.masked_scatter(above, t ** (m.m / (t**0.5 + 1)) * sigmoid(t))
+    return f.masked_scatter(~above, below * sigmoid(below)) * up
+
+
+def swiglu_clip(m: Any, gate: Tensor, up: Tensor) -> Tensor:
+    g = torch.where(gate < m.limit, gate, m.limit)
+    linear = relu(up + m.limit) - relu(up - m.limit) - m.limit
+    return g / (1 + torch.exp(-m.alpha * g)) * (linear + m.shift)
+
+
+ORACLES |= {
+    "bilinear": lambda m, gate, up: gate * up,
+    "drelu": lambda m, gate, up: relu(gate) * relu(up),
+    "polynorm_glu": lambda m, gate, up: poly_norm(m, gate) * up,
+    "polyrelu_glu": lambda m, gate, up: polynomial(m, powers(m, relu(gate))) * up,
+    "powlu": powlu,
+    "swiglu_clip": swiglu_clip,
+    "xatglu": expanded(lambda x: torch.atan(x) / math.pi + 0.5),
+    "xgeglu": expanded(lambda x: (1 + torch.special.erf(x / math.sqrt(2))) / 2),
+    "xswiglu": expanded(sigmoid),
+}
+
+# Activations that normalise.
+
+
+def norm_silu(m: Any, x: Tensor) -> Tensor:
+    c = x - x.mean(m.dim, True) if m.subtract_mean else x
+    if m.gain is None:
+        return c * sigmoid(c)
+    c = m.gain * c / ((c**2).mean(m.dim, True) + m.eps).sqrt()
+    return c * sigmoid(c)
+
+
+def ash(m: Any, x: Tensor) -> Tensor:
+    dims = tuple(range(1, x.ndim)) if m.over == "sample" else m.dim
+    variance = x.var(dims, correction=0, keepdim=True)
+    threshold = x.mean(dims, keepdim=True) + m.z * (variance + m.eps).sqrt()
+    return x * sigmoid(2 * m.alpha * (x - threshold))
+
+
+def radial_bounding(m: Any, x: Tensor) -> Tensor:
+    lengths = [
+        torch.linalg.vector_norm(group, dim=m.dim, keepdim=True).expand_as(group)
+        for group in x.split(m.size, m.dim)
+    ]
+    length = torch.cat(lengths, m.dim)
+    return torch.where(length > 1, x / length, x)
+
+
+ORACLES |= {"ash": ash, "normsilu": norm_silu, "radial_bounding": radial_bounding}
+
+# Activations that normalise over a dimension that is chosen.
+OVER_A_DIM = [*activation_names("normalising"), "polynorm_glu"]
+
+# Values of the options that change a formula, beside those that ``cases`` knows by their name.
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "powlu": [{"m": 1.0}, {"m": 9.5}],
+    "swiglu_clip": [{"alpha": 1.0, "shift": 0.0}, {"limit": 0.5}],
+    "ash": [{"over": "sample"}],
+    "normsilu": [{"subtract_mean": False}, {"rms": False}, {"features": 7}],
+    "radial_bounding": [{"size": 1}, {"size": 3}, {"size": 100}],
+    "xatglu": [{"second_order": True}],
+    "xgeglu": [{"second_order": True}],
+    "xswiglu": [{"second_order": True}],
 }
 
 
@@ -98,7 +181,10 @@ def cases() -> list[tuple[str, dict[str, Any]]]:
             variants += [{"bias": False}]
         if "eps" in options:
             variants += [{"eps": 0.3}]
-        if activation_info(name).kind == "normalising":
+        if "norm" in options:
+            variants += [{"norm": "l2"}, {"norm": "l2", "bias": False, "eps": 0.3}]
+        if name in OVER_A_DIM:
             variants += [{"dim": dim} for dim in (0, 1, -2)]
+        variants += VARIANTS.get(name, [])
         listed += [(name, variant) for variant in variants]
     return listed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -48,6 +48,7 @@ def test_options_are_the_keywords_that_describe_the_function() -> None:
         ("order", int, 3),
         ("eps", float, 1e-6),
         ("bias", bool, True),
+        ("norm", Literal["rms", "l2"], "rms"),
     ]
     assert dataclasses.fields(activation_info("swiglu").options) == ()
 

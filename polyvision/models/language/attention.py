@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyvision.models.language.initial import Draw
 from polyvision.models.language.norm import RMSNorm
-from polyvision.models.language.shape import TransformerShape
+from polyvision.models.language.shape import Draw, TransformerShape
 
 __all__ = ["Attention", "Rotation", "apply_rotary", "rotary_table"]
 

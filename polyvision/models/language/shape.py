@@ -3,40 +3,52 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor, nn
+
 from polyvision.errors import PolyvisionError
 
-__all__ = ["MoEShape", "TransformerShape"]
+__all__ = ["Draw", "MoEShape", "TransformerShape"]
+
+# Fills a matrix; the second argument tells whether it writes to the residual stream.
+Draw = Callable[[Tensor, bool], None]
 
 _COUNTS = ("vocab_size", "context", "width", "layers", "heads", "ffn_hidden")
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _count(value: Any) -> bool:
+    return type(value) is int and value >= 1
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < math.inf
 
 
-def _count_problems(owner: Any, names: tuple[str, ...]) -> list[str]:
-    values = {name: getattr(owner, name) for name in names}
+def _positive(value: Any) -> bool:
+    return _number(value) and value > 0
+
+
+def _flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+_WORDS = {
+    _count: "a positive integer",
+    _number: "a number of at least 0",
+    _positive: "a number greater than 0",
+    _flag: "true or false",
+}
+
+
+def _problems(owner: Any, valid: Callable[[Any], bool], *names: str) -> list[str]:
+    """Return a sentence for each of the attributes whose value is not valid."""
     return [
-        f"{name} must be a positive integer, got {value!r}"
-        for name, value in values.items()
-        if not _is_count(value)
-    ]
-
-
-def _flag_problems(owner: Any, names: tuple[str, ...]) -> list[str]:
-    values = {name: getattr(owner, name) for name in names}
-    return [
-        f"{name} must be true or false, got {value!r}"
-        for name, value in values.items()
-        if not isinstance(value, bool)
+        f"{name} must be {_WORDS[valid]}, got {getattr(owner, name)!r}"
+        for name in names
+        if not valid(getattr(owner, name))
     ]
 
 
@@ -65,14 +77,11 @@ class MoEShape:
     expert_coefficients: bool = False
 
     def __post_init__(self) -> None:
-        problems = _count_problems(self, ("experts", "top_k"))
+        problems = _problems(self, _count, "experts", "top_k")
         if not problems and self.top_k > self.experts:
             problems.append(f"top_k={self.top_k} must be at most experts={self.experts}")
-        for name in ("load_balance", "router_z"):
-            value = getattr(self, name)
-            if not _is_number(value) or not 0 <= value < math.inf:
-                problems.append(f"{name} must be a number of at least 0, got {value!r}")
-        problems += _flag_problems(self, ("normalise", "expert_coefficients"))
+        problems += _problems(self, _number, "load_balance", "router_z")
+        problems += _problems(self, _flag, "normalise", "expert_coefficients")
         if problems:
             raise PolyvisionError("mixture of experts: " + "; ".join(problems))
 
@@ -133,17 +142,16 @@ class TransformerShape:
             raise PolyvisionError("transformer shape: " + "; ".join(problems))
 
     def _bad_values(self) -> list[str]:
-        names = (*_COUNTS, *(["kv_heads"] if self.kv_heads is not None else []))
-        problems = _count_problems(self, names)
-        numbers = ["rope_theta", "norm_eps"]
-        numbers += [n for n in ("init_std", "init_cutoff") if getattr(self, n) is not None]
-        for name in numbers:
-            value = getattr(self, name)
-            if not _is_number(value) or not 0 < value < math.inf:
-                problems.append(f"{name} must be a number greater than 0, got {value!r}")
-        flags = ("qk_norm", "tie_embeddings", "init_depth_scaled", "checkpointing")
-        problems += _flag_problems(self, flags)
-        return problems
+        given = [n for n in ("kv_heads", "init_std", "init_cutoff") if getattr(self, n) is not None]
+        counts = [name for name in given if name == "kv_heads"]
+        numbers = [name for name in given if name != "kv_heads"]
+        return [
+            *_problems(self, _count, *_COUNTS, *counts),
+            *_problems(self, _positive, "rope_theta", "norm_eps", *numbers),
+            *_problems(
+                self, _flag, "qk_norm", "tie_embeddings", "init_depth_scaled", "checkpointing"
+            ),
+        ]
 
     def _bad_heads(self) -> list[str]:
         problems = []
@@ -165,3 +173,25 @@ class TransformerShape:
     def matrix_std(self) -> float:
         """Standard deviation of the initial matrices."""
         return 1 / math.sqrt(2.5 * self.width) if self.init_std is None else self.init_std
+
+    def draw(self, matrix: Tensor, writes_residual: bool) -> None:
+        """Fill a matrix with initial values.
+
+        The paper's standard deviation is 1/sqrt(2.5 width), for the mixture of experts cut off at
+        three standard deviations. Its released code differs: 0.02 for the mixture of experts, and
+        1/sqrt(2 layers) less for the outputs of the dense model's layers.
+
+        Source: Zhuo et al. 2024, https://arxiv.org/abs/2411.03884 (Table 7).
+
+        Args:
+            matrix: what is filled.
+            writes_residual: it writes to the residual stream (see ``init_depth_scaled``).
+        """
+        std = self.matrix_std
+        if writes_residual and self.init_depth_scaled:
+            std /= math.sqrt(2 * self.layers)
+        if self.init_cutoff is None:
+            nn.init.normal_(matrix, std=std)
+        else:
+            cutoff = self.init_cutoff * std
+            nn.init.trunc_normal_(matrix, std=std, a=-cutoff, b=cutoff)

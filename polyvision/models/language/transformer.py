@@ -22,7 +22,6 @@ from polyvision.errors import PolyvisionError
 from polyvision.models.language.attention import Attention, Extend, Rotation, rotary_table
 from polyvision.models.language.cache import KeyValueCache
 from polyvision.models.language.ffn import FeedForward
-from polyvision.models.language.initial import matrix_draw
 from polyvision.models.language.loss import IGNORED, linear_cross_entropy
 from polyvision.models.language.moe import MoE
 from polyvision.models.language.norm import RMSNorm
@@ -118,7 +117,7 @@ class Transformer(nn.Module):
 
     def init_matrices(self) -> None:
         """Draw all matrices, embeddings included, as the shape says."""
-        draw = matrix_draw(self.shape)
+        draw = self.shape.draw
         draw(self.embedding.weight, False)
         if not self.shape.tie_embeddings:
             draw(self.head.weight, False)

@@ -18,10 +18,11 @@ from polyvision.models.swap.replacement import Replacement, replacement
 from polyvision.models.swap.report import Kept, Site, SwapReport
 from polyvision.models.swap.rewrite import CannotRewrite, rewritten_class, source_of
 from polyvision.models.swap.save_pretrained import guard_save_pretrained
-from polyvision.models.swap.sites import Use, find_uses
-from polyvision.models.trace.calls import HOOKS, Call, Target, Tracer, hooks_of
+from polyvision.models.swap.sites import find_sites
+from polyvision.models.trace.call import Call, Execution, Location
 from polyvision.models.trace.functions import is_activation_module, is_whole_norm
 from polyvision.models.trace.inputs import Inputs, example_inputs
+from polyvision.models.trace.tracer import HOOKS, Tracer, hooks_of
 
 __all__ = ["OnLeftover", "swap_activations"]
 
@@ -90,21 +91,17 @@ def swap_activations(
     elif not isinstance(inputs, Inputs):
         inputs = Inputs.of(inputs)
     before = sum(p.numel() for p in model.parameters())
-    uses, idle, notes = find_uses(model, inputs, need_dim=activation.kind == "normalising")
-    chosen, kept = choose(model, uses, include, exclude)
+    sites, idle, notes = find_sites(model, inputs, need_dim=activation.kind == "normalising")
+    chosen, kept = choose(model, sites, include, exclude)
     kept += [Kept(name, kind, "never called") for name, kind in idle.items()]
-    kept += [
-        Kept(name, type(module).__name__, "a norm with its nonlinearity inside")
-        for name, module in model.named_modules()
-        if is_whole_norm(module)
-    ]
-    kept += [
-        Kept(name, type(module).__name__, "a recurrent layer with its ReLU inside")
-        for name, module in model.named_modules()
-        if isinstance(module, nn.RNN | nn.RNNCell) and module.nonlinearity == "relu"
-    ]
+    for name, module in model.named_modules():
+        if is_whole_norm(module):
+            kept.append(Kept(name, type(module).__name__, "a norm with its nonlinearity inside"))
+        elif isinstance(module, nn.RNN | nn.RNNCell) and module.nonlinearity == "relu":
+            reason = "a recurrent layer with its ReLU inside"
+            kept.append(Kept(name, type(module).__name__, reason))
     edit = _Edit(model, activation)
-    leftovers = edit.prepare(chosen, uses)
+    leftovers = edit.prepare(chosen, sites)
     edit.apply()
     try:
         leftovers += _audit(model, activation.name, inputs, edit.done)
@@ -117,7 +114,7 @@ def swap_activations(
         notes += guard_save_pretrained(model, coefficients=added > 0)
     return SwapReport(
         activation=activation.name,
-        sites=tuple(_site(use) for use in edit.done),
+        sites=tuple(edit.done),
         kept=tuple(kept),
         leftovers=tuple(leftovers),
         parameters_added=added,
@@ -158,7 +155,7 @@ class _Edit:
     """The changes to a network: prepared whole, then made, and undone if the audit fails."""
 
     def __init__(self, model: nn.Module, activation: Replacement) -> None:
-        self.done: list[Use] = []
+        self.done: list[Site] = []
         self.notes: list[str] = []
         self._model = model
         self._activation = activation
@@ -167,81 +164,87 @@ class _Edit:
         self._classes: list[tuple[nn.Module, type[nn.Module]]] = []
         self._undo: list[Callable[[], None]] = []
 
-    def prepare(self, chosen: Sequence[Use], uses: Sequence[Use]) -> list[Kept]:
+    def prepare(self, chosen: Sequence[Site], sites: Sequence[Site]) -> list[Kept]:
         """Build every activation and every rewritten class; return what cannot be replaced."""
         left = []
-        by_owner: dict[str, list[Use]] = {}
+        by_owner: dict[str, list[Site]] = {}
         new: dict[str, nn.Module] = {}
-        names = {use.name for use in chosen}
-        at_place = Counter(t.place for use in uses for t in use.targets)
-        shared = {place for place, count in at_place.items() if place is not None and count > 1}
-        for use in uses:
-            target = use.targets[0]
-            if use.name in names and not use.known:
-                reason = f"pointwise and nonlinear, but no known activation: {source_of(target)}"
-                left.append(Kept(use.name, use.kind, reason))
-            elif use.name in names and not use.keeps_shape:
-                left.append(Kept(use.name, use.kind, "its output has another shape than its input"))
-            elif use.name in names and not use.rewritten and any(t.dropped for t in use.targets):
-                reason = f"{target.caller} drops its result: it relies on a change in place"
-                left.append(Kept(use.name, use.kind, reason))
-            elif use.name in names and use.rewritten and target.place in shared:
-                reason = f"one place in {target.caller} calls several functions"
-                left.append(Kept(use.name, use.kind, reason))
-            elif use.name in names and not use.rewritten and self._is_compiled(use.name):
-                reason = "compiled by itself: swap the activations first, then compile"
-                left.append(Kept(use.name, use.kind, reason))
-            elif use.name in names and use.rewritten and target.place is None:
-                reason = f"called in {target.caller}, which is no method of a module"
-                left.append(Kept(use.name, use.kind, reason))
-            elif use.name in names:
-                new[use.name] = self._activation.at(use)
-                self.done.append(use)
-            elif use.rewritten and target.module in names:
+        names = {site.name for site in chosen}
+        at_location = Counter(call.location for site in sites for call in site.sources)
+        shared = {where for where, count in at_location.items() if count > 1}
+        for site in sites:
+            if site.name in names:
+                reason = self._obstacle(site, shared)
+                if reason is not None:
+                    left.append(site.kept(reason))
+                    continue
+                new[site.name] = self._activation.at(site)
+                self.done.append(site)
+            elif site.rewritten and site.source.module in names:
                 # It shares a module that is replaced, and itself stays: it takes the old one along.
-                new[use.name] = self._model.get_submodule(target.module or "")
-            if use.name in new and use.rewritten and target.place is not None:
-                by_owner.setdefault(target.place.owner, []).append(use)
+                new[site.name] = self._model.get_submodule(site.source.module or "")
+            if site.name in new and site.rewritten and site.source.location is not None:
+                by_owner.setdefault(site.source.location.owner, []).append(site)
         for owner, theirs in by_owner.items():
             for kept in self._rewrite(self._model.get_submodule(owner), theirs):
                 left.append(kept)
                 del new[kept.name]
-        self.done = [use for use in self.done if use.name in new]
-        places = {use.name: use.targets[0].place for use in uses}
+        self.done = [site for site in self.done if site.name in new]
+        locations = {site.name: site.source.location for site in sites}
         for name, module in new.items():
-            parent, _, attribute = name.rpartition(".")
-            place, after = self._model.get_submodule(parent), getattr(places[name], "after", None)
-            self._modules.append((place, attribute, module.train(place.training), after))
+            owner, _, attribute = name.rpartition(".")
+            parent = self._model.get_submodule(owner)
+            after = getattr(locations[name], "after", None)
+            self._modules.append((parent, attribute, module.train(parent.training), after))
         hooked = [n or "the network" for n, m in self._model.named_modules() if any(hooks_of(m))]
         if hooked:
             self.notes.append(f"hooks are not run while activations are looked for: {some(hooked)}")
-        self.notes += [note for use in self.done for note in self._about_hooks(use)]
+        self.notes += [note for site in self.done for note in self._about_hooks(site)]
         return left
 
-    def _is_compiled(self, name: str) -> bool:
-        """Tell whether ``name`` is what a compiled module was made of, and still calls."""
-        parent = self._model.get_submodule(name.rpartition(".")[0])
-        return type(parent).__name__ == "OptimizedModule"
+    def _obstacle(self, site: Site, shared: set[Location | None]) -> str | None:
+        """Return why a site cannot be replaced, None if nothing is known against it.
 
-    def _about_hooks(self, use: Use) -> list[str]:
+        Args:
+            site: where an activation shall be replaced.
+            shared: places in the source that call more than one activation.
+        """
+        call = site.source
+        if not call.known:
+            return f"pointwise and nonlinear, but no known activation: {source_of(call)}"
+        if not all(execution.keeps_shape for execution in site.seen):
+            return "its output has another shape than its input"
+        if not site.rewritten:
+            if any(one.dropped for one in site.sources):
+                return f"{call.caller} drops its result: it relies on a change in place"
+            parent = self._model.get_submodule(site.name.rpartition(".")[0])
+            if type(parent).__name__ == "OptimizedModule":
+                return "compiled by itself: swap the activations first, then compile"
+        elif call.location is None:
+            return f"called in {call.caller}, which is no method of a module"
+        elif call.location in shared:
+            return f"one place in {call.caller} calls several functions"
+        return None
+
+    def _about_hooks(self, site: Site) -> list[str]:
         """Say where hooks of the user go."""
-        module = use.targets[0].module
+        module = site.source.module
         if module is None or not any(hooks_of(self._model.get_submodule(module))):
             return []
-        if use.rewritten:
-            return [f"{use.name} is called in place of {module}, but has none of its hooks"]
+        if site.rewritten:
+            return [f"{site.name} is called in place of {module}, but has none of its hooks"]
         return [f"the hooks of {module} are on the new module"]
 
-    def _rewrite(self, owner: nn.Module, uses: Sequence[Use]) -> list[Kept]:
+    def _rewrite(self, owner: nn.Module, sites: Sequence[Site]) -> list[Kept]:
         """Rewrite what can be rewritten of the calls that one module makes."""
-        edits: dict[Target, str] = {}
+        edits: dict[Call, str] = {}
         left, new = [], None
-        for use in uses:
-            edit = {use.targets[0]: use.name.rpartition(".")[2]}
+        for site in sites:
+            edit = {site.source: site.name.rpartition(".")[2]}
             try:
                 new = rewritten_class(owner, edits | edit)
             except CannotRewrite as reason:
-                left.append(Kept(use.name, use.kind, str(reason)))
+                left.append(site.kept(str(reason)))
             else:
                 edits |= edit
         if new is not None:
@@ -305,29 +308,34 @@ def _leave_fast_path(owner: nn.Module, undo: list[Callable[[], None]]) -> None:
         setattr(owner, "activation_relu_or_gelu", 0)  # noqa: B010 - mypy takes it for a module
 
 
-def _audit(model: nn.Module, act: str, inputs: Inputs, uses: Sequence[Use]) -> list[Kept]:
+def _audit(model: nn.Module, act: str, inputs: Inputs, sites: Sequence[Site]) -> list[Kept]:
     """Trace the changed network: every new module must get the calls that its site had."""
-    tracer = Tracer(model, activations=[use.name for use in uses])
-    calls: dict[bool, dict[str | None, list[Call]]] = {}
-    for training in {use.training for use in uses}:
+    tracer = Tracer(model, activations=[site.name for site in sites])
+    seen: dict[tuple[bool, str | None], list[Execution]] = {}
+    for training in {site.training for site in sites}:
         try:
-            seen = tracer.run(inputs, training=training)
+            calls = tracer.run(inputs, training=training)
         except Exception as error:  # whatever a foreign forward raises
             raise PolyvisionError(
                 f"{type(model).__name__} does not run with {act}: {first_line(error)}. The model "
                 "is unchanged."
             ) from error
-        now_called = calls.setdefault(training, {})
-        for target, found in seen.items():
-            now_called.setdefault(target.module, []).extend(found)
+        for call, executions in calls.items():
+            seen.setdefault((training, call.module), []).extend(executions)
     left = []
-    for use in uses:
-        now = calls[use.training].get(use.name, [])
-        if len(now) != use.calls:
-            reason = f"the new module gets {len(now)} of {use.calls} calls"
-            left.append(Kept(use.name, use.kind, reason))
-        elif not all(call.keeps_shape for call in now):
-            left.append(Kept(use.name, use.kind, "the new module changes the shape"))
+    for site in sites:
+        now = seen.get((site.training, site.name), [])
+        if len(now) != site.calls:
+            reason = f"the new module gets {len(now)} of {site.calls} calls"
+            parent = model.get_submodule(site.name.rpartition(".")[0])
+            if site.rewritten and isinstance(parent, nn.Sequential):
+                reason += (
+                    f": {site.source.caller} runs all children of the Sequential; put what it adds "
+                    "to them into a module of its own"
+                )
+            left.append(site.kept(reason))
+        elif not all(execution.keeps_shape for execution in now):
+            left.append(site.kept("the new module changes the shape"))
     return left
 
 
@@ -343,12 +351,3 @@ def _settle(leftovers: Sequence[Kept], on_leftover: OnLeftover, model: str, act:
             f"{text} The model is unchanged. exclude= them, or pass on_leftover='warn' or 'ignore'."
         )
     warnings.warn(text, stacklevel=3)
-
-
-def _site(use: Use) -> Site:
-    how: Any = "module"
-    if use.targets[0].module is None:
-        how = "expression" if use.targets[0].expression else "function"
-    elif use.rewritten:
-        how = "unshared"
-    return Site(use.name, use.kind, how, use.role, use.dim, use.calls)

@@ -13,7 +13,7 @@ from torch import nn
 from polyvision.activations import activation_info, activation_names, create_activation
 from polyvision.activations.registry import Kind
 from polyvision.errors import PolyvisionError, first_line, unknown
-from polyvision.models.swap.sites import Use
+from polyvision.models.swap.report import Site
 
 __all__ = ["Replacement", "check_activation", "replacement"]
 
@@ -27,21 +27,21 @@ class Replacement:
     build: Callable[..., nn.Module]
     accepts: frozenset[str]  # keywords, among them those that only the site knows
 
-    def at(self, use: Use) -> nn.Module:
+    def at(self, site: Site) -> nn.Module:
         """Build the activation of one site."""
         keywords: dict[str, Any] = {}
         if self.kind == "normalising":
-            if use.dim is None:
+            if site.dim is None:
                 raise PolyvisionError(
-                    f"activation site {use.name!r} {use.no_dim}; exclude it or choose a pointwise "
-                    "activation"
+                    f"activation site {site.name!r} {site.no_dim}; exclude it or choose a "
+                    "pointwise activation"
                 )
-            keywords["dim"] = use.dim
-        place: dict[str, Any] = {"device": use.device}
-        if use.dtype.is_floating_point:
-            place["dtype"] = use.dtype
-        keywords |= {key: value for key, value in place.items() if key in self.accepts}
-        return self.build(**keywords).to(**place)
+            keywords["dim"] = site.dim
+        like: dict[str, Any] = {"device": site.seen[0].device}
+        if site.seen[0].dtype.is_floating_point:
+            like["dtype"] = site.seen[0].dtype
+        keywords |= {key: value for key, value in like.items() if key in self.accepts}
+        return self.build(**keywords).to(**like)
 
 
 def replacement(
@@ -56,7 +56,7 @@ def replacement(
         check_activation(named, options, place=place)
         info = activation_info(named)
         build = partial(create_activation, named, **options)
-        return Replacement(named, info.kind, build, _keywords(info.factory))
+        return Replacement(named, info.kind_with(options), build, _keywords(info.factory))
     valid = ", ".join(activation_names("pointwise", "normalising", "stochastic"))
     wanted = f"a name ({valid}), or a class or function that builds a new module at each call"
     if isinstance(act, nn.Module) or not callable(act):

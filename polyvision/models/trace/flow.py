@@ -1,4 +1,8 @@
-"""The data flow of one forward pass: what each tensor was computed from, and by which function."""
+"""The data flow of one forward pass: what each tensor was computed from, and by which function.
+
+The feature dimension is followed along: a convolution, linear layer, batch or group norm tells
+where the features of its input and output are, and pointwise functions leave them there.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyvision.models.trace.call import Location
 from polyvision.models.trace.functions import FUNCTIONS
-from polyvision.models.trace.target import Place
 
 __all__ = [
     "AFFINE",
@@ -26,6 +30,7 @@ __all__ = [
     "STATISTICS",
     "SUM",
     "Flow",
+    "Layout",
     "Node",
 ]
 
@@ -66,6 +71,25 @@ SHAPES = {
     *("select", "index_select", "gather", "t", "dropout", "split_with_sizes", "view_as", "tile"),
 }
 CONTRACTIONS = {"matmul", "rmatmul", "bmm", "einsum", "baddbmm", "mm", "tensordot"}
+# The feature dimension of what a layer reads and writes.
+_FEATURE_DIM = {
+    **dict.fromkeys(("linear", "bilinear"), -1),
+    **dict.fromkeys(("batch_norm", "group_norm"), 1),
+    **{f"conv{kind}{n}d": 1 for kind in ("", "_transpose") for n in (1, 2, 3)},
+}
+# Functions whose result has its features where the first input of its rank has them.
+_KEEPS_FEATURES = POINTWISE | {
+    *("getitem", "narrow", "chunk", "split", "cat", "dropout", "pad", "interpolate"),
+    *("sum", "mean", "max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d"),
+    *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "layer_norm", "rms_norm", "instance_norm"),
+}
+
+
+@dataclasses.dataclass
+class Layout:
+    """The feature dimension as far as known; shared by all tensors that are laid out alike."""
+
+    dim: int | None = None
 
 
 @dataclasses.dataclass(eq=False)
@@ -85,7 +109,8 @@ class Node:
         statistic: a reduction, or computed from reductions only.
         leaf: the tensor that this one is a pointwise function of; the node itself if of none, and
             None for what does not depend on the network's input.
-        place: where the call is written; None if in no module's own method.
+        layout: where the features are.
+        location: where the call is written; None if in no module's own method.
         caller: the function that makes the call.
         names: nodes that local variables of the caller held, with the variable.
         users: the nodes computed from this one.
@@ -102,7 +127,8 @@ class Node:
     from_parameter: bool = False
     statistic: bool = False
     leaf: Node | None = None
-    place: Place | None = None
+    layout: Layout = dataclasses.field(default_factory=Layout)
+    location: Location | None = None
     caller: str = ""
     names: dict[int, str] = dataclasses.field(default_factory=dict)
     users: list[Node] = dataclasses.field(default_factory=list)
@@ -126,6 +152,11 @@ class Node:
         if self.name in CHOICES:  # by a mask of the network, as in causal attention
             return not any(i.from_input and i.tensor.dtype == torch.bool for i in self.inputs)
         return self.name in AFFINE
+
+    def lay_out_like(self, given: Node) -> None:
+        """Take over the layout of what a module was given for a result of the same shape in it."""
+        if self.layout.dim is None and self.tensor.shape == given.tensor.shape:
+            self.layout = given.layout
 
     @property
     def is_masked_assignment(self) -> bool:
@@ -216,6 +247,13 @@ class Flow:
             carries and bool(node.varying) and all(i.statistic for i in node.varying)
         )
         node.leaf = node if node.from_input else None
+        if name in _FEATURE_DIM:
+            node.layout.dim = _FEATURE_DIM[name]
+            if inputs[0].layout.dim is None:
+                inputs[0].layout.dim = node.layout.dim
+        elif name in _KEEPS_FEATURES:
+            same_rank = (i.layout for i in inputs if i.tensor.ndim == tensor.ndim)
+            node.layout = next(same_rank, node.layout)
         for i in inputs:
             i.users.append(node)
         self._of[id(tensor)] = node

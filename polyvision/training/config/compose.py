@@ -50,7 +50,9 @@ Task = Literal["vision", "language"]
 T = TypeVar("T")
 
 # Groups whose keys are names that the user chooses, or options that their readers check.
-_OPEN = re.compile(r"data\.(val|mix)[.=]|(model|data|recipe)\.(\w+_)?options\.\w+=")
+_OPEN = re.compile(r"data\.(val|mix)[.=]|(model|data|recipe)\.(\w+_)?options\.\w+=|act\.init\.")
+# A formula has parentheses and commas, which Hydra reads as its own unless they are in quotes.
+_FORMULA = re.compile(r"(act\.f=)(?!['\"])(.+)", re.DOTALL)
 _OWN_ACTIVATION = " One of your own is known once the module that registers it has been imported."
 
 _SCHEMAS: dict[str, dict[str, type[Any]]] = {
@@ -289,8 +291,14 @@ def _error(problems: Iterable[str]) -> PolyvisionError:
 
 
 def open_keys(overrides: list[str]) -> list[str]:
-    """Write ``data.val.<name>=`` and the like as Hydra wants it, which adds only with ``++``."""
-    return [f"++{text}" if _OPEN.match(text) else text for text in overrides]
+    """Write overrides as Hydra wants them: keys of open groups with ``++``, a formula in quotes."""
+    quoted = [_FORMULA.sub(_in_quotes, text) for text in overrides]
+    return [f"++{text}" if _OPEN.match(text) else text for text in quoted]
+
+
+def _in_quotes(formula: re.Match[str]) -> str:
+    text = formula[2].replace("\\", "\\\\").replace('"', '\\"')
+    return f'{formula[1]}"{text}"'
 
 
 def _parse(overrides: list[str], problems: list[str]) -> list[Override]:

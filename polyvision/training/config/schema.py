@@ -6,6 +6,8 @@ A key that is added gets a default here, which means what runs did before: ``com
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import re
 from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
@@ -413,8 +415,19 @@ class ActivationConfig:
     def label(self) -> str:
         """The name with every option that differs from its default, fit for a folder name."""
         defaults = dataclasses.asdict(activation_info(self.name).options())
-        changed = [f"{k}{v}" for k, v in self.options.items() if v != defaults[k]]
+        changed = [f"{k}{_in_a_name(v)}" for k, v in self.options.items() if v != defaults[k]]
         return "-".join([self.name, *changed])
+
+
+def _in_a_name(value: Any) -> str:
+    """Write a value so that it fits into the name of a folder, short and unlike any other."""
+    if isinstance(value, dict):
+        return ",".join(f"{key}{_in_a_name(v)}" for key, v in value.items())
+    text = str(value)
+    if not isinstance(value, str) or re.fullmatch(r"[\w.+-]{1,40}", text, re.ASCII):
+        return text
+    words = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_")[:32]
+    return f"_{words}_{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,6 +20,8 @@ __all__ = ["ActivationMonitor"]
 # Histograms and curves are drawn from at most this many values of a site.
 _SAMPLE = 16384
 _BINS = 60
+# Of longer parameters, such as a gain for each feature, mean, minimum and maximum are logged.
+_SHOWN = 64
 
 
 class ActivationMonitor(Callback):
@@ -122,6 +124,10 @@ class ActivationMonitor(Callback):
                 value = parameter.detach()
                 if value.ndim == 2 and getattr(module, "groups", None):
                     value = value.mean(0)  # over the experts
+                if value.numel() > _SHOWN:
+                    for what in ("mean", "min", "max"):
+                        values[f"act/{name}/{key}_{what}"] = getattr(value.float(), what)().item()
+                    continue
                 flat = value.flatten().tolist()
                 single = key == "bias" and len(flat) == 1
                 for i, value in enumerate(flat, start=1):

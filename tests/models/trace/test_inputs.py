@@ -153,7 +153,7 @@ EXPERTS = ("mixtral", "olmoe", "qwen3_moe", "deepseek_v3")
 @pytest.mark.parametrize("kind", [*IMAGES, *EXPERTS, "t5", "bart", "videomae", "detr"])
 def test_transformers(kind: str) -> None:
     pytest.importorskip("transformers")
-    from polyvision.models.swap.zoo import build_empty
+    from polyvision.models.swap.command import build_empty
 
     report = swap_activations(build_empty(f"transformers:{kind}"), "polynorm")
     assert report.sites

@@ -90,7 +90,7 @@ def test_options_that_a_file_does_not_have_need_no_plus():
 
 def test_options_reach_the_label():
     (config,) = compose("vision", ["act.order=4", "act.bias=false"])
-    assert config.act.options == {"order": 4, "eps": 1e-6, "bias": False}
+    assert config.act.options == {"order": 4, "eps": 1e-6, "bias": False, "norm": "rms"}
     assert config.act.label == "polynorm-order4-biasFalse"
 
 

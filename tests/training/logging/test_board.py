@@ -2,6 +2,7 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from polyvision.activations import create_activation
-from polyvision.analysis import figures as figures_module
 from polyvision.analysis.figures import SITES_PER_FIGURE, activation_curves, site_curve
 from polyvision.training.logging import activation_monitor as monitor
 from polyvision.training.logging.tensorboard import (
@@ -254,20 +254,50 @@ def test_curve_of_a_gated_site_runs_along_the_gate():
     torch.testing.assert_close(curve.learned, torch.nn.functional.silu(curve.x))
 
 
-def test_every_site_is_drawn_once(monkeypatch):
-    drawn = []
-    letters = figures_module._letters
-    monkeypatch.setattr(
-        figures_module, "_letters", lambda text, *more: drawn.append(text) or letters(text, *more)
+def test_curve_of_a_gated_site_with_coefficients_for_each_expert_shows_the_first():
+    module = create_activation("polynorm_glu", groups=2)
+    with torch.no_grad():
+        module.weight.copy_(torch.tensor([[1.0, 0.0, 0.0], [0.0, 5.0, 5.0]]))
+    curve = site_curve(module, module, torch.tensor([[3.0, -4.0]]))
+    assert curve.x.tolist() == [-4.0, 3.0]
+    torch.testing.assert_close(curve.learned, curve.x / 12.5**0.5)
+
+
+def test_curve_of_a_site_that_tells_features_apart_keeps_their_places():
+    module = create_activation("radial_bounding")
+    curve = site_curve(module, module, torch.tensor([[3.0, 0.1, 4.0, 0.2]]))
+    assert curve.x.tolist() == pytest.approx([0.1, 0.2, 3.0, 4.0])
+    pairs = module(torch.tensor([[3.0, 0.1, 4.0, 0.2]]))[0, [1, 3, 0, 2]]
+    torch.testing.assert_close(curve.learned, pairs)
+
+
+def test_of_long_parameters_mean_and_extremes_are_logged():
+    site = create_activation("normsilu", features=100)
+    with torch.no_grad():
+        site.gain.copy_(torch.arange(100.0))
+    logged = {}
+    trainer = SimpleNamespace(
+        is_global_zero=True,
+        global_step=1,
+        loggers=[SimpleNamespace(log_metrics=lambda values, step: logged.update(values))],
     )
+    logging = monitor.ActivationMonitor(histograms=False, total_steps=1, shown=[])
+    logging._log_coefficients(trainer, SimpleNamespace(model=torch.nn.Sequential(site)))
+    assert logged == {"act/0/gain_mean": 49.5, "act/0/gain_min": 0.0, "act/0/gain_max": 99.0}
+
+
+def test_every_site_is_drawn_once():
     count = SITES_PER_FIGURE + 1
     sites = {f"site{i}": create_activation("relu") for i in range(count)}
     rows = {name: torch.randn(2, 4) for name in sites}
     rows["site3"][0, 0] = torch.nan
     figures = activation_curves(sites, sites, rows)
+    (figure,) = figures
+    drawn = [text.get_text() for text in figure.axes[0].texts]
     names = [text for text in drawn if text.startswith("site")]
     assert sorted(names) == sorted(set(sites) - {"site3"})
-    assert len(figures) == 1
+    lines = {line.get_label(): line for line in figure.axes[0].collections}
+    assert len(lines["learned"].get_segments()) == len(names)
     rows["site3"] = torch.zeros(2, 4)  # constant
     assert len(activation_curves(sites, sites, rows)) == 2
     assert activation_curves(sites, sites, {}) == []

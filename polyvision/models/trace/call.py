@@ -1,4 +1,4 @@
-"""What can get an activation of its own: a call or expression, and where the source has it."""
+"""A call of an activation: where the source code has it, and what it gets when it is executed."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ from typing import Literal
 
 import torch
 
-from polyvision.models.trace.layout import Layout
-
-__all__ = ["Call", "KeptRole", "Operand", "Place", "Target"]
+__all__ = ["Call", "Execution", "KeptRole", "Location", "Operand"]
 
 KeptRole = Literal["gate", "kernel", "positive"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """One expression in the source: ``owner`` is the module whose method holds it.
+class Location:
+    """An expression in a source file, in a method of the module called ``owner``.
 
-    No two calls end at the same character, so file, line and column of the end name one. An
-    operator (``x * y``) may end where a call does: ``start`` is its begin, None for a call.
+    No two calls end at the same character, so file, line and column of the end identify one. An
+    operator (``x * y``) may end where a call does: ``start`` is where it begins, None for a call.
     ``after`` is the child of the owner that ran last before.
     """
 
@@ -33,67 +31,64 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class Operand:
-    """Where the source of an expression has the tensor that it is a function of.
+    """Where the source has the tensor that an activation is applied to.
 
     Attributes:
-        name: a local variable that holds it; else None, and the rest tells.
-        place: the call or operator that takes it.
+        name: a local variable that holds it; else None, and the rest says where it is.
+        location: the call or operator that takes it.
         index: the argument's position.
         method: the call is a method of a tensor, which is the argument at 0.
     """
 
     name: str | None
-    place: Place | None = None
+    location: Location | None = None
     index: int = 0
     method: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
-class Target:
-    """What is called, and from where; the unit that can get an activation of its own.
+class Call:
+    """A place in the source that applies an activation: it calls one, or spells one out.
 
     Attributes:
         module: name of the activation module, None for a function.
         kind: name of the module's class or of the function.
-        place: where the call is written; None if in no module's own method.
+        location: where the call is written; None if in no module's own method.
         caller: for messages: the function that makes the call.
-        method: a function that is called as a method of the tensor, ``x.relu()``.
+        operand: of a function or expression: its input; None if that cannot be told.
         inplace: a function that changes its argument, such as ``relu_``.
-        dropped: the call is a statement, made only for what it does to its argument.
+        dropped: the call of a module is a statement, made only for what it does to its argument.
         expression: several functions or an operator, not one call of an activation.
-        operand: of an expression: where its source has the tensor it is a function of; None if it
-            cannot be told.
         known: the function is an activation, not just pointwise and nonlinear.
     """
 
     module: str | None
     kind: str
-    place: Place | None
+    location: Location | None
     caller: str
-    method: bool = False
+    operand: Operand | None = None
     inplace: bool = False
     dropped: bool = False
     expression: bool = False
-    operand: Operand | None = None
     known: bool = True
 
 
-@dataclasses.dataclass
-class Call:
-    """One call in one pass.
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """One execution of a call in a forward pass.
 
     Attributes:
         shape: of the input.
-        layout: of the input.
         device: of the input.
         dtype: of the input.
+        dim: the feature dimension according to the layers before and after, None if unknown.
         keeps_shape: the output has the input's shape.
-        role: ``gate``, ``kernel`` or ``positive``, which stay (``sites.find_uses``); else None.
+        role: ``gate``, ``kernel`` or ``positive``, which stay (``sites.find_sites``); else None.
     """
 
     shape: torch.Size
-    layout: Layout
     device: torch.device
     dtype: torch.dtype
+    dim: int | None
     keeps_shape: bool = True
     role: KeptRole | None = None

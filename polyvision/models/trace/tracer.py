@@ -1,9 +1,9 @@
-"""Every use of an activation in a forward pass: a module, a function or an expression by hand.
+"""Every call of an activation in a forward pass: a module, a function, a hand-written expression.
 
 A twin of the network runs on fake tensors, which have shapes but no data. Hooks see the modules, a
 ``TorchFunctionMode`` sees the functions, and the caller's frame tells which expression of which
-method made the call. That is what tells apart three uses of one module, and what a rewrite needs.
-The data flow of the pass (``flow``) tells expressions by hand, and what a result is used for.
+method made the call. That tells three calls of one module apart, and is what a rewrite needs. The
+data flow of the pass (``flow``) tells hand-written expressions, and what a result is used for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.overrides import TorchFunctionMode
@@ -30,6 +29,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from polyvision.activations import is_activation
 from polyvision.errors import PolyvisionError, first_line
+from polyvision.models.trace.call import Call, Execution, Location, Operand
 from polyvision.models.trace.flow import Node
 from polyvision.models.trace.functions import (
     FUNCTIONS,
@@ -38,24 +38,13 @@ from polyvision.models.trace.functions import (
     is_whole_norm,
 )
 from polyvision.models.trace.inputs import Inputs
-from polyvision.models.trace.layout import Layouts
-from polyvision.models.trace.recorded import ModuleCall, Noted, Recorded, has_no_state
-from polyvision.models.trace.target import Call, Place, Target
+from polyvision.models.trace.record import Executed, Record, describe, has_no_state
 from polyvision.models.trace.values import MadeUpValues
 
-__all__ = ["HOOKS", "Call", "Place", "Target", "Tracer", "hooks_of"]
+__all__ = ["HOOKS", "Tracer", "hooks_of"]
 
 _TORCH = str(Path(torch.__file__).parent)
-_BESIDE = ("layout.py", "flow.py", "values.py")
-_OWN = (__file__, *(str(Path(__file__).with_name(name)) for name in _BESIDE))
-# Functions whose results are laid out like their first argument if they have its rank.
-_KEEP = {
-    *(torch.chunk, Tensor.chunk, torch.split, Tensor.split, Tensor.__getitem__, Tensor.narrow),
-    *(torch.mean, Tensor.mean, torch.sum, Tensor.sum, torch.cat, Tensor.contiguous),
-    *(torch.add, Tensor.add, Tensor.__add__, Tensor.__sub__, torch.mul, Tensor.mul),
-    *(Tensor.__mul__, Tensor.__truediv__, Tensor.div, F.dropout, F.interpolate, F.pad),
-    *(torch.clamp, Tensor.clamp, torch.pow, Tensor.pow, torch.square, Tensor.square),
-}
+_OWN = {str(file) for file in Path(__file__).parent.glob("*.py")}
 HOOKS = (
     *("forward_hooks", "forward_hooks_with_kwargs", "forward_hooks_always_called"),
     *("forward_pre_hooks", "forward_pre_hooks_with_kwargs"),
@@ -74,6 +63,7 @@ class Tracer:
 
     Attributes:
         made_up: what a pass ran depended on values, which were made up.
+        absorbed: activation modules that are part of an expression.
     """
 
     def __init__(self, model: nn.Module, activations: Iterable[str] = ()) -> None:
@@ -81,6 +71,7 @@ class Tracer:
         parameter = next(itertools.chain(model.parameters(), model.buffers()), torch.empty(0))
         self._device = parameter.device
         self.made_up = False
+        self.absorbed: set[str] = set()
         # Some networks cache tensors in eval mode; a twin keeps fake ones out of the real network.
         # It has none of the user's hooks, which are not made for fake tensors.
         hooks: dict[int, Any] = {id(d): type(d)() for m in model.modules() for d in hooks_of(m)}
@@ -92,23 +83,22 @@ class Tracer:
                 f"{type(model).__name__} cannot be copied to be traced: {first_line(error)}"
             ) from error
         _separate(self._twin)
-        modules = self._twin.named_modules()
-        self._names: dict[int, str] = {id(module): name for name, module in modules}
-        # Asked at every function, so told once: what happens inside of these is not looked at.
+        names: dict[int, str] = {id(module): name for name, module in self._twin.named_modules()}
+        self._names = names
+        # What happens inside of these is not recorded: in activations and norms of one piece no
+        # call at all, in our activations no function either.
         whole = {id(m) for m in self._twin.modules() if is_whole_norm(m)}
-        self._ours = whole | {id(m) for m in self._twin.modules() if is_activation(m)}
+        self._unseen = whole | {id(m) for m in self._twin.modules() if is_activation(m)}
         self._one = whole | {id(m) for m in self._twin.modules() if is_activation_module(m)}
         self._model = model
         self._values, self._parameters = _data(self._twin, model)
-        self.absorbed: set[str] = set()  # activation modules that are part of an expression
         self._start()
         for name, module in self._twin.named_modules():
-            module.register_forward_pre_hook(lambda *a: self._layouts.before(*a))
-            self._watch(name, module, is_activation_module(module) or name in activations)
-            module.register_forward_hook(lambda *a: self._layouts.after(*a))
+            counts = is_activation_module(module) or name in activations
+            module.register_forward_pre_hook(partial(self._enter, name, counts))
             module.register_forward_hook(partial(self._leave, name))
 
-    def run(self, inputs: Inputs, *, training: bool) -> dict[Target, list[Call]]:
+    def run(self, inputs: Inputs, *, training: bool) -> dict[Call, list[Execution]]:
         """Run the twin and return its activation calls in order.
 
         Where the network reads values, it runs with zeros and with ones; the calls of both count.
@@ -117,7 +107,7 @@ class Tracer:
             Exception: whatever the network's forward raises for these inputs.
         """
         values = MadeUpValues(0)
-        calls: dict[Target, list[Call]] = {}
+        calls: dict[Call, list[Execution]] = {}
         try:
             calls = self._pass(inputs, training, values)
         except Exception:
@@ -130,13 +120,13 @@ class Tracer:
                 if not calls:
                     raise
             else:
-                calls = {**calls, **{t: seen for t, seen in other.items() if t not in calls}}
+                calls |= {call: seen for call, seen in other.items() if call not in calls}
         self.made_up |= values.used
         return calls
 
     def _pass(
         self, inputs: Inputs, training: bool, values: MadeUpValues
-    ) -> dict[Target, list[Call]]:
+    ) -> dict[Call, list[Execution]]:
         self._start()
         self._twin.train(training)
         with torch.no_grad(), _quiet(), _no_global_hooks(), self._fake, values:
@@ -147,149 +137,124 @@ class Tracer:
             )
             for tensor in tree_leaves((args, kwargs)):
                 if isinstance(tensor, Tensor):
-                    self._recorded.flow.give(tensor)
+                    self._record.flow.give(tensor)
             with _Functions(self, values):
                 self._twin(*args, **kwargs)
         with torch.device("cpu"):  # expressions are recognised by their values
-            calls = self._recorded.in_order()
-        self.absorbed |= self._recorded.absorbed
+            calls = self._record.in_order()
+        self.absorbed |= self._record.absorbed
         return calls
 
-    def outputs(self, inputs: Inputs, names: Iterable[str]) -> dict[str, Call]:
-        """Run the twin and return what the modules called ``names`` give out, as if it were input.
+    def outputs(self, inputs: Inputs, names: Iterable[str]) -> dict[str, Execution]:
+        """Run the twin and describe what the modules called ``names`` return, like an input.
 
         Raises:
             Exception: whatever the network's forward raises for these inputs.
         """
-        seen: dict[str, Call] = {}
+        seen: dict[str, Node] = {}
 
-        def hook(name: str) -> Any:
-            def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-                state = output[0] if isinstance(output, tuple) else output
-                layout = self._layouts.of(state)
-                seen[name] = Call(state.shape, layout, state.device, state.dtype)
+        def note(name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            seen[name] = self._record.flow.of(output[0] if isinstance(output, tuple) else output)
 
-            return after
-
-        handles = [self._twin.get_submodule(n).register_forward_hook(hook(n)) for n in names]
+        handles = [
+            self._twin.get_submodule(name).register_forward_hook(partial(note, name))
+            for name in names
+        ]
         try:
             self.run(inputs, training=False)
         finally:
             for handle in handles:
                 handle.remove()
-        return seen
+        return {name: describe(node) for name, node in seen.items()}
 
     def _start(self) -> None:
-        self._layouts = Layouts()
-        self._recorded = Recorded(self._model, self._layouts, self._parameters, self._values)
+        self._record = Record(self._model, self._parameters, self._values)
+        # The modules that run now, what they were given, and their record if that is one tensor.
+        self._running: list[tuple[nn.Module, Node | None, Executed | None]] = []
         self._ran_last: dict[str, str] = {}  # name of a module -> its child that ran last
 
-    def _leave(self, name: str, *hooked: Any) -> None:
-        """Note that a module has run, for itself and those that hold it."""
+    def _enter(
+        self, name: str, is_an_activation: bool, module: nn.Module, args: tuple[Any, ...]
+    ) -> None:
+        """Record that a module is called."""
+        given, executed = None, None
+        if args and isinstance(args[0], Tensor) and not self._inside(self._one):
+            given = self._record.flow.of(args[0])
+            if len(args) == 1:
+                location, caller, frame = self._caller()
+                dropped = is_an_activation and _drops_result(frame)
+                call = Call(name, type(module).__name__, location, caller, dropped=dropped)
+                executed = Executed(call, given)
+                kind = self._record.activations if is_an_activation else self._record.modules
+                kind.append(executed)
+        self._running.append((module, given, executed))
+
+    def _leave(self, name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Record what a module returns."""
+        _, given, executed = self._running.pop()
+        flow = self._record.flow
+        if isinstance(output, Tensor) and not self._inside(self._one):
+            if not flow.knows(output):  # what happens inside cannot be seen
+                flow.record(module, (args, tuple(module.parameters())), {}, output)
+            result = flow.of(output)
+            if given is not None:
+                result.lay_out_like(given)
+            if executed is not None:
+                executed.result = result
         owner, rest = "", name
         while rest:
             child, _, rest = rest.partition(".")
             self._ran_last[owner] = child
             owner = f"{owner}.{child}" if owner else child
 
-    def _watch(self, name: str, module: nn.Module, is_site: bool) -> None:
-        kind = type(module).__name__
-        running: list[Noted | ModuleCall | None] = []
-
-        def before(module: nn.Module, args: tuple[Any, ...]) -> None:
-            noted: Noted | ModuleCall | None = None
-            if len(args) == 1 and isinstance(args[0], Tensor) and not self._inside(1):
-                place, caller, frame = self._caller()
-                if is_site:
-                    dropped = _drops_result(frame)
-                    noted = self._note(Target(name, kind, place, caller, dropped=dropped), args[0])
-                else:
-                    noted = ModuleCall(name, kind, place, caller, self._recorded.flow.of(args[0]))
-                    self._recorded.module_calls.append(noted)
-            running.append(noted)
-
-        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            noted = running.pop()
-            if not isinstance(output, Tensor) or self._inside(1):
-                return
-            if not self._recorded.flow.knows(output):  # what happens inside cannot be seen
-                self._recorded.flow.record(module, (args, tuple(module.parameters())), {}, output)
-            if isinstance(noted, Noted):
-                self._finish(noted, output)
-            elif noted is not None:
-                noted.result = self._recorded.flow.of(output)
-
-        module.register_forward_pre_hook(before)
-        module.register_forward_hook(after)
-
     def function(
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        """Note a call of a torch function."""
-        given = args[0] if args else kwargs.get("input")
-        if function in _KEEP and isinstance(given, Tensor):
-            parts = output if isinstance(output, tuple | list) else (output,)
-            for part in parts:
-                if isinstance(part, Tensor) and part.ndim == given.ndim:
-                    self._layouts.adopt(part, self._layouts.here(given))
-        if any(id(module) in self._ours for module, _ in self._layouts.running):
+        """Record a call of a torch function."""
+        if self._inside(self._unseen):
             return
-        source = self._recorded.flow.of(given) if isinstance(given, Tensor) else None
-        node = self._recorded.flow.record(function, args, kwargs, output)
+        flow = self._record.flow
+        given = args[0] if args else kwargs.get("input")
+        source = flow.of(given) if isinstance(given, Tensor) else None
+        node = flow.record(function, args, kwargs, output)
+        around = self._running[-1][1] if self._running else None
+        if around is not None and isinstance(output, Tensor):
+            flow.of(output).lay_out_like(around)
         if node is None:
             return
-        place, caller, frame = self._caller()
-        node.place, node.caller = place, caller
+        node.location, node.caller, frame = self._caller()
         for name, value in frame.f_locals.items():
             if value is given and value is output and source is not None:  # changed in place
                 node.names[source.index] = name
-            elif isinstance(value, Tensor) and self._recorded.flow.knows(value):
-                node.names[self._recorded.flow.of(value).index] = name
-        if not isinstance(given, Tensor) or source is None or self._inside(0):
-            return
-        if not node.is_affine and node.leaf is not None:
-            self._layouts.here(node.leaf.tensor)
-        if function in FUNCTIONS:
-            self._layouts.here(given)
+            elif isinstance(value, Tensor) and flow.knows(value):
+                node.names[flow.of(value).index] = name
+        if function in FUNCTIONS and source is not None and not self._inside(self._one):
             method = getattr(Tensor, getattr(function, "__name__", ""), None) is function
+            operand = Operand(None, node.location, method=method)
             kind, inplace = FUNCTIONS[function], function in INPLACE
-            dropped = _drops_result(frame)
-            target = Target(None, kind, place, caller, method, inplace, dropped)
-            self._finish(self._note(target, given, source), output)
-            self._layouts.of(output, like=given)
+            call = Call(None, kind, node.location, node.caller, operand, inplace)
+            self._record.activations.append(Executed(call, source, flow.of(output)))
 
-    def _note(self, target: Target, given: Tensor, source: Node | None = None) -> Noted:
-        layout = self._layouts.of(given)
-        call = Call(given.shape, layout, given.device, given.dtype)
-        self._recorded.noted.append(Noted(target, call, source or self._recorded.flow.of(given)))
-        return self._recorded.noted[-1]
+    def _inside(self, modules: set[int]) -> bool:
+        """Tell whether one of ``modules`` runs now."""
+        return any(id(module) in modules for module, _, _ in self._running)
 
-    def _finish(self, noted: Noted, output: Tensor) -> None:
-        noted.call.keeps_shape = output.shape == noted.call.shape
-        noted.result = self._recorded.flow.of(output)
-
-    def _inside(self, own: int) -> bool:
-        """Tell whether an activation or a norm with a nonlinearity of its own makes the call."""
-        outer = self._layouts.running[: len(self._layouts.running) - own]
-        return any(id(module) in self._one for module, _ in outer)
-
-    def _caller(self) -> tuple[Place | None, str, FrameType]:
+    def _caller(self) -> tuple[Location | None, str, FrameType]:
         """Return where the call is written, in which function, and the frame of it."""
         frame: FrameType | None = sys._getframe(2)
         while frame is not None and _is_machinery(frame.f_code.co_filename):
             frame = frame.f_back
         assert frame is not None
         code, owner = frame.f_code, self._owner(frame)
-        position = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None))
-        first, line, start, column = position
-        if owner is None or first is None or line is None:
-            return None, code.co_qualname, frame
-        if start is None or column is None:
+        first, line, start, column = next(
+            itertools.islice(code.co_positions(), frame.f_lasti // 2, None)
+        )
+        if owner is None or first is None or line is None or start is None or column is None:
             return None, code.co_qualname, frame
         begin = None if _is_call(code, frame.f_lasti) else (first, start)
         after = self._ran_last.get(owner)
-        place = Place(owner, code.co_filename, line, column, begin, after)
-        return place, code.co_qualname, frame
+        location = Location(owner, code.co_filename, line, column, begin, after)
+        return location, code.co_qualname, frame
 
     def _owner(self, frame: FrameType) -> str | None:
         """Name the module whose method runs, also from a function written inside of the method."""

@@ -1,6 +1,7 @@
-"""Keep the inputs of a computation instead of what lies between them and its result.
+"""Recomputation: save a function's inputs for the backward pass, which computes it again.
 
-The backward pass computes again. What runs twice must be deterministic: no dropout inside.
+Unlike ``torch.utils.checkpoint`` it costs no hooks on saved tensors, and a linear layer after the
+function can be part of it. The function must be deterministic: no dropout inside.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ __all__ = [
     "ffn_down",
     "gradients",
     "leaf_gradients",
-    "opened",
+    "make_functional",
     "recompute",
     "repeated",
-    "watched",
+    "under_compiler_or_transform",
 ]
 
 Function = Callable[..., Tensor]
@@ -64,15 +65,15 @@ def leaf_gradients(output: Tensor, leaves: Sequence[Tensor], grad: Tensor) -> li
     ]
 
 
-def watched() -> bool:
-    """Tell whether the compiler or a function transform watches: these decide what is kept."""
+def under_compiler_or_transform() -> bool:
+    """Tell whether torch.compile or a transform of torch.func runs: it decides what is saved."""
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
 def repeated(function: Function, *tensors: Tensor) -> Tensor:
-    """Compute ``function(*tensors)`` where ``watched``; tell the compiler not to keep the result.
+    """Compute ``function(*tensors)``; tell the compiler to recompute the result, not to save it.
 
-    By itself it would keep what the next matrix product reads.
+    By itself it would save what the next matrix product reads.
     """
     if torch.compiler.is_exporting() or not torch.compiler.is_compiling():
         return function(*tensors)
@@ -81,15 +82,15 @@ def repeated(function: Function, *tensors: Tensor) -> Tensor:
 
 
 def autocast_now(device: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """Return what enters the present autocast state again, for the repetition of a forward pass."""
+    """Return a context manager of the current autocast state, for the forward pass run again."""
     if not torch.amp.is_autocast_available(device):
         return contextlib.nullcontext
     dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
     return lambda: torch.autocast(device, dtype, enabled=enabled)
 
 
-def opened(function: Function, inputs: int) -> tuple[Function, list[Tensor]]:
-    """Return the parameters of a module, and the module as a function of inputs and parameters."""
+def make_functional(function: Function, inputs: int) -> tuple[Function, list[Tensor]]:
+    """Return a module as a function of inputs and parameters, and its parameters."""
     if not isinstance(function, nn.Module):
         return function, []
     names = [name for name, _ in function.named_parameters()]
@@ -126,8 +127,8 @@ class _Recompute(torch.autograd.Function):
 
 
 def recompute(function: Function, *tensors: Tensor | None) -> Tensor:
-    """Compute ``function(*tensors)``, keeping nothing but the tensors for the backward pass."""
-    if watched():
+    """Compute ``function(*tensors)``, saving only the tensors for the backward pass."""
+    if under_compiler_or_transform():
         return function(*tensors)
     result: Tensor = _Recompute.apply(function, *tensors)
     return result
@@ -188,9 +189,9 @@ def _down_gradients(
 def ffn_down(
     inputs: Sequence[Tensor], weight: Tensor, activation: Function, bias: Tensor | None
 ) -> Tensor:
-    """Compute ``linear(activation(*inputs), weight, bias)``, keeping the inputs only."""
-    if watched():
+    """Compute ``linear(activation(*inputs), weight, bias)``, saving only the inputs."""
+    if under_compiler_or_transform():
         return linear(repeated(activation, *inputs), weight, bias)
-    function, parameters = opened(activation, len(inputs))
+    function, parameters = make_functional(activation, len(inputs))
     result: Tensor = _Down.apply(function, weight, bias, *inputs, *parameters)
     return result

@@ -1,4 +1,4 @@
-"""polyvision swap-report, and the names that timm is taught."""
+"""polyvision swap-report, and the names that polyvision.timm.register adds to timm."""
 
 from __future__ import annotations
 
