@@ -9,7 +9,6 @@ from pathlib import Path
 
 __all__ = [
     "PolyvisionError",
-    "counted",
     "did_you_mean",
     "first_line",
     "looked_for",
@@ -55,16 +54,6 @@ def some(names: Iterable[str], limit: int = 5) -> str:
     ordered = sorted(names)
     rest = len(ordered) - limit
     return ", ".join(ordered[:limit]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def counted(number: int, what: str) -> str:
-    """Return a number with its noun.
-
-    Example:
-        >>> counted(1, "document"), counted(1200, "document")
-        ('1 document', '1,200 documents')
-    """
-    return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def first_line(error: BaseException) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from polyvision.errors import PolyvisionError, counted
+from polyvision.errors import PolyvisionError
+from polyvision.output import plural
 
 __all__ = ["BadLines"]
 
@@ -35,7 +36,7 @@ class BadLines:
         """
         lines = self.reasons.setdefault(str(path), {})
         if line not in lines and len(self) >= self.limit:
-            were = f"{counted(self.limit, 'line')} before it {'was' if self.limit == 1 else 'were'}"
+            were = f"{plural(self.limit, 'line')} before it {'was' if self.limit == 1 else 'were'}"
             more = f"; {were} left out" if self.limit else ""
             raise PolyvisionError(f"{path}:{line}{reason}{more}; see --skip-bad-lines")
         lines[line] = reason

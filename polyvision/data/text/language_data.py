@@ -15,7 +15,8 @@ from polyvision.data.text.corpus import Corpus, Part
 from polyvision.data.text.file import TokenWindows, load_text_data
 from polyvision.data.text.sampling import MixedWindows, PartWindows, ShuffledWindows
 from polyvision.data.text.tokenizers import Tokenizer
-from polyvision.errors import PolyvisionError, counted, unknown
+from polyvision.errors import PolyvisionError, unknown
+from polyvision.output import plural
 
 __all__ = ["LanguageData", "load_language_data"]
 
@@ -205,7 +206,7 @@ def _checksums(part: Part) -> set[str]:
 
 def _describe(part: Part) -> str:
     sizes = (part.documents, "document"), (part.tokens, "token"), (part.text_bytes, "byte")
-    return ", ".join(counted(*size) for size in sizes)
+    return ", ".join(plural(*size) for size in sizes)
 
 
 def _named(key: str, folder: str) -> Corpus:

@@ -7,7 +7,8 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from polyvision.data.text.sources import Piece, Source
-from polyvision.errors import PolyvisionError, counted
+from polyvision.errors import PolyvisionError
+from polyvision.output import plural
 
 __all__ = ["BORDERS", "Split", "in_validation", "nearest_border", "plan_split"]
 
@@ -147,7 +148,7 @@ def _by_position(sources: Sequence[Source], read: Read, split: Split, documents:
     if not 0 < sum(lengths[:file]) + cut < length:
         what = "the only document has" if documents == 1 else f"the {documents:,} documents have"
         raise PolyvisionError(
-            f"{what} {counted(length, 'character')}, too few to hold out {split.fraction:g} of "
+            f"{what} {plural(length, 'character')}, too few to hold out {split.fraction:g} of "
             "them: use more text, another --val-fraction, or 0 for no validation split"
         )
     before = window[: cut - first]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from polyvision.activations import activation_info, activation_names
 from polyvision.errors import PolyvisionError, looked_for, unknown
 from polyvision.models.trained.network import Network, network_from_plain
-from polyvision.models.weights.files import read_tensor_file
+from polyvision.models.weights.files import read_checkpoint, read_tensor_file
 
 __all__ = [
     "WEIGHTS",
@@ -128,6 +128,8 @@ def open_saved(path: str | Path, *, weights: str | None = None) -> Saved:
 def _find_checkpoint(folder: Path, weights: str | None) -> Path:
     """Return the checkpoint of a run that holds the weights asked for."""
     best, last = (folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last"))
+    if not last.is_file() and last.with_name("previous.ckpt").is_file():  # as a resumed run does
+        last = last.with_name("previous.ckpt")
     order = {"best": [best], "last": [last], "ema": [last], None: [best, last]}[weights]
     for file in order:
         if file.is_file():
@@ -138,13 +140,11 @@ def _find_checkpoint(folder: Path, weights: str | None) -> Path:
 
 
 def _read_checkpoint(folder: Path, file: Path, weights: str | None) -> Saved:
-    if weights in ("best", "last") and file.stem != weights:
+    if weights in ("best", "last") and file.stem.replace("previous", "last") != weights:
         raise PolyvisionError(
             f"{file} is one checkpoint; for the {weights} weights name the run folder {folder}"
         )
-    state = read_tensor_file(file)
-    if not isinstance(state, dict) or not {_RAW, "global_step"} <= set(state):
-        raise PolyvisionError(f"{file} is not the checkpoint of a run")
+    file, state = read_checkpoint(file)
     averaged = isinstance(state.get(_EMA), Mapping)
     if weights == "ema" and not averaged:
         raise PolyvisionError(f"{file} holds no averaged weights: the run kept no EMA")

@@ -181,8 +181,9 @@ class TaskModule(LightningModule):
             for logger in self.trainer.loggers:
                 logger.log_metrics(row, done.step)
                 logger.save()
-        for name, value in row.items():  # for the console and the summary
-            self.log(name, value, logger=False, prog_bar=name == "train/loss")
+        # For the console and the summary; ``self.log`` would take longer than all the rest.
+        shown: Any = self.trainer.callback_metrics
+        shown.update(row)
 
     def on_fit_start(self) -> None:
         """Find listeners and scheduled activations; bring the average to the weights' device."""
@@ -221,16 +222,18 @@ class TaskModule(LightningModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip by the global norm, and stop the run before a non-finite step is taken."""
-        gradients = [p.grad for p in self.parameters() if p.grad is not None]
-        norm = nn.utils.get_total_norm(gradients)
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         scaler = self._scaler()
-        if not torch.isfinite(norm + self._loss):
+        finite = bool(torch.isfinite(norm + self._loss))
+        if not finite:
             self._refuse(norm, scaler)  # before clipping makes all gradients nan
         elif self.recipe.clip_grad:
-            nn.utils.clip_grads_with_norm_(self.parameters(), self.recipe.clip_grad, norm)
+            nn.utils.clip_grads_with_norm_(parameters, self.recipe.clip_grad, norm)
         if self._due(self.global_step + 1):
-            rates = [group["lr"] for group in optimizer.param_groups]
-            self._optimizer_values = {"optim/grad_norm": norm.item(), "optim/lr": max(rates)}
+            self._optimizer_values = {"optim/lr": max(g["lr"] for g in optimizer.param_groups)}
+            if finite:  # else the scaler skips the step
+                self._optimizer_values["optim/grad_norm"] = norm.item()
             if scaler is not None:
                 self._optimizer_values["optim/loss_scale"] = scaler.get_scale()
 
@@ -329,7 +332,8 @@ class TaskModule(LightningModule):
         self.log("step", float(self.global_step))
         if self.finished is not None:  # of the step that is validated, whether it was due or not
             metrics = self.training_metrics(self.finished.totals(self.trainer), self.finished.step)
-            self.log("train/loss", metrics["train/loss"], logger=False)
+            shown: Any = self.trainer.callback_metrics
+            shown["train/loss"] = metrics["train/loss"]
 
     def _log_set(self, name: str, totals: dict[str, float]) -> None:
         own = {k: v for k, v in totals.items() if not k.startswith("ema ")}

@@ -13,7 +13,8 @@ from tqdm import tqdm
 from polyvision.data.text.corpus import INDEX, TOKENIZER, Corpus
 from polyvision.data.text.prepare.prepare import Settings, prepare
 from polyvision.data.text.sources import find_sources
-from polyvision.errors import PolyvisionError, counted
+from polyvision.errors import PolyvisionError
+from polyvision.output import plural
 
 __all__ = ["add_arguments", "describe", "run"]
 
@@ -136,7 +137,7 @@ def run(arguments: argparse.Namespace) -> str:
         print("interrupted; the same command goes on where it stopped", file=sys.stderr)
         raise SystemExit(_INTERRUPTED) from None
     seconds = time.perf_counter() - start
-    rate = f"{counted(len(sources), 'file')}, {size / 1e6:,.1f} MB, in {seconds:.1f} s"
+    rate = f"{plural(len(sources), 'file')}, {size / 1e6:,.1f} MB, in {seconds:.1f} s"
     command = f"python train_lm.py data=shards data.path={corpus.folder}"
     return f"{describe(corpus)}\n  read       {rate}\n  train      {command}"
 
@@ -151,9 +152,9 @@ def describe(corpus: Corpus) -> str:
     for name, part in corpus.parts.items():
         each = part.text_bytes / part.tokens
         lines.append(
-            f"  {name:<9}  {counted(part.documents, 'document')}, {counted(part.tokens, 'token')}, "
-            f"{counted(part.text_bytes, 'byte')} ({each:.2f} a token), "
-            f"{counted(len(part.shards), 'shard')}"
+            f"  {name:<9}  {plural(part.documents, 'document')}, {plural(part.tokens, 'token')}, "
+            f"{plural(part.text_bytes, 'byte')} ({each:.2f} a token), "
+            f"{plural(len(part.shards), 'shard')}"
         )
     lines.insert(2, f"  end token  {_end_token(corpus)}")
     if split := corpus.index.get("split"):
@@ -164,7 +165,7 @@ def describe(corpus: Corpus) -> str:
         )
     if left_out := corpus.index.get("bad_lines"):
         lines.append(
-            f"  left out   {counted(len(left_out), 'line')} that cannot be used, see {INDEX}:"
+            f"  left out   {plural(len(left_out), 'line')} that cannot be used, see {INDEX}:"
         )
         lines += [f"    {each['line']}: {each['reason']}" for each in left_out[:_SHOWN]]
     return "\n".join(lines)
