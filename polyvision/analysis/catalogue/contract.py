@@ -178,8 +178,8 @@ def gradient(subject: Subject) -> None:
     _, exact = _gradients(module, inputs)
     _, found = _gradients(narrow, [x.detach().float().requires_grad_() for x in inputs])
     for ours, theirs in zip(found, exact, strict=True):
-        if (error := _error(ours, theirs)) > _TOLERANCE[torch.float32]:
-            raise _Broken(f"its gradient in fp32 is {error:.1e} from that in float64, relatively")
+        if (off := _error(ours, theirs)) > _TOLERANCE[torch.float32]:
+            raise _Broken(f"its gradient in fp32 is {off:.1e} from that in float64, relatively")
 
 
 def _of_parameter(module: nn.Module, name: str, inputs: list[Tensor]) -> Callable[[Tensor], Tensor]:
