@@ -115,7 +115,7 @@ def _gradients(module: nn.Module, inputs: list[Tensor]) -> tuple[Tensor, list[Te
     return y.detach(), grads
 
 
-def constructor(subject: Subject) -> None:
+def _constructor(subject: Subject) -> None:
     """Take ``inplace`` first, as timm passes it, and ignore it; refuse unknown keywords."""
     inputs = [x.detach() for x in subject.inputs(4, 6)]
     before = [x.clone() for x in inputs]
@@ -148,7 +148,7 @@ def constructor(subject: Subject) -> None:
         raise _Broken("it is normalising, and has no keyword dim for the feature dimension")
 
 
-def shape_and_dtype(subject: Subject) -> None:
+def _shape_and_dtype(subject: Subject) -> None:
     """Return the shape and dtype of the input, for four dtypes and several shapes."""
     for dtype in _DTYPES:
         for shape in ((6,), (4, 6), (2, 3, 6), (2, 6, 4, 6)):
@@ -163,7 +163,7 @@ def shape_and_dtype(subject: Subject) -> None:
                 raise _Broken(f"its gradient for {_name(dtype)} is missing or of another dtype")
 
 
-def gradient(subject: Subject) -> None:
+def _gradient(subject: Subject) -> None:
     """Have the derivative of its values: finite differences in float64, fp32 beside float64."""
     module = subject.build().double()
     inputs = subject.inputs(3, 5, dtype=torch.float64)
@@ -194,7 +194,7 @@ def _shortened(error: Exception) -> str:
     return known if numbers or "Jacobian" in text else f"{known}: {first_line(error)}"
 
 
-def half_precision(subject: Subject) -> None:
+def _half_precision(subject: Subject) -> None:
     """Compute fp16 and bf16 in fp32: the error is that of rounding the result."""
     module = subject.build()
     exact = copy.deepcopy(module).double()
@@ -208,7 +208,7 @@ def half_precision(subject: Subject) -> None:
             )
 
 
-def fp16_range(subject: Subject) -> None:
+def _fp16_range(subject: Subject) -> None:
     """Be finite in fp16 wherever the exact result fits, gradients included."""
     module = subject.build()
     exact = copy.deepcopy(module).double()
@@ -243,7 +243,7 @@ def _spread(subject: Subject, size: float) -> list[Tensor]:
     return [row.half()[None].clone().requires_grad_() for _ in subject.inputs(1)]
 
 
-def layout(subject: Subject) -> None:
+def _layout(subject: Subject) -> None:
     """Compute the same for every memory layout, and leave input and gradient as they are."""
     module = subject.build()
     inputs = subject.inputs(2, 6, 4, 6)
@@ -263,7 +263,7 @@ def layout(subject: Subject) -> None:
             raise _Broken("its backward pass changes the input or the incoming gradient")
 
 
-def parameters(subject: Subject) -> None:
+def _parameters(subject: Subject) -> None:
     """Have parameters of one dimension or more, each with a gradient."""
     module = subject.build()
     module(*subject.inputs(16, 6)).square().sum().backward()
@@ -280,7 +280,7 @@ def parameters(subject: Subject) -> None:
             raise _Broken(f"the gradient of {name} is 0 for every input")
 
 
-def copies(subject: Subject) -> None:
+def _copies(subject: Subject) -> None:
     """Survive deepcopy, pickle and a state_dict, and share nothing with the copy."""
     module = subject.build()
     with torch.no_grad():
@@ -313,7 +313,7 @@ def _restored(module: nn.Module, fresh: nn.Module) -> nn.Module:
     return fresh
 
 
-def determinism(subject: Subject) -> None:
+def _determinism(subject: Subject) -> None:
     """Give the same bits twice; one that draws random numbers, under the same seed and in eval."""
     module = subject.build()
     twice = zip(_all(module, subject), _all(module, subject), strict=True)
@@ -336,7 +336,7 @@ def _all(module: nn.Module, subject: Subject) -> list[Tensor]:
     return [y, *grads]
 
 
-def compiled(subject: Subject) -> None:
+def _compiled(subject: Subject) -> None:
     """Go through torch.compile in one graph, gradients included."""
     module = subject.build()
     torch._dynamo.reset()
@@ -348,7 +348,7 @@ def compiled(subject: Subject) -> None:
             raise _Broken("compiled it computes something else")
 
 
-def exported(subject: Subject) -> None:
+def _exported(subject: Subject) -> None:
     """Go through torch.export, and through tensors without data."""
     module = subject.build()
     inputs = tuple(x.detach() for x in subject.inputs(4, 6))
@@ -361,7 +361,7 @@ def exported(subject: Subject) -> None:
         raise _Broken("on the meta device its output has values")
 
 
-def memory(subject: Subject) -> None:
+def _memory(subject: Subject) -> None:
     """Keep no more than eight tensors of its size for each input, for the backward pass."""
     kept = kept_bytes(subject) / 4 / len(subject.inputs(1))
     if kept > 8:
@@ -385,16 +385,16 @@ def _name(dtype: torch.dtype) -> str:
 
 
 CHECKS: dict[str, Callable[[Subject], None]] = {
-    "constructor": constructor,
-    "shape and dtype": shape_and_dtype,
-    "gradient": gradient,
-    "half precision": half_precision,
-    "fp16 range": fp16_range,
-    "layout": layout,
-    "parameters": parameters,
-    "copies": copies,
-    "determinism": determinism,
-    "torch.compile": compiled,
-    "torch.export": exported,
-    "memory": memory,
+    "constructor": _constructor,
+    "shape and dtype": _shape_and_dtype,
+    "gradient": _gradient,
+    "half precision": _half_precision,
+    "fp16 range": _fp16_range,
+    "layout": _layout,
+    "parameters": _parameters,
+    "copies": _copies,
+    "determinism": _determinism,
+    "torch.compile": _compiled,
+    "torch.export": _exported,
+    "memory": _memory,
 }
