@@ -21,7 +21,7 @@ from polyvision.activations import (
     create_activation,
     learned,
 )
-from polyvision.activations.pointwise import Stepped
+from polyvision.activations.base.pointwise import Stepped
 from polyvision.analysis.cost.saved_bytes import SavedTensors
 from polyvision.errors import PolyvisionError
 from polyvision.models.language.ffn import FeedForward
