@@ -70,6 +70,10 @@ class ActivationInfo:
             return self.kind
         return self.kind_of(dataclasses.asdict(self.options()) | dict(options))
 
+    def needs_dim(self, options: Mapping[str, Any]) -> bool:
+        """Tell whether the feature dimension must be known: to normalise, or for channels."""
+        return self.kind_with(options) == "normalising" or options.get("num_parameters", 1) != 1
+
 
 ENTRY_POINTS = "polyvision.activations"  # the group of installed packages that register some
 FILE_PLUGIN = "polyvision_plugin_"  # begins the name of a module that is a file given by its path

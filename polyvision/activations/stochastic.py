@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from polyvision.activations.base.shared import number, step_of_a_graph, wide
 from polyvision.activations.registry import register_activation
-from polyvision.activations.shared import number, step_of_a_graph, wide
 from polyvision.errors import PolyvisionError, unknown
 from polyvision.recompute import recompute
 

@@ -92,7 +92,7 @@ def swap_activations(
     elif not isinstance(inputs, Inputs):
         inputs = Inputs.of(inputs)
     before = sum(p.numel() for p in model.parameters())
-    sites, no_sites, notes = find_sites(model, inputs, need_dim=activation.kind == "normalising")
+    sites, no_sites, notes = find_sites(model, inputs, need_dim=activation.needs_dim)
     chosen, kept = choose(model, sites, include, exclude)
     kept += no_sites
     edit = _Edit(model, activation)
