@@ -1,6 +1,6 @@
 """Activations as modules, and the registry that names them."""
 
-from polyvision.activations.baselines import ReLU2
+from polyvision.activations import standard as standard
 from polyvision.activations.formula import Formula
 from polyvision.activations.gated import (
     GEGLU,
@@ -19,6 +19,17 @@ from polyvision.activations.gated import (
 )
 from polyvision.activations.mixtures import BiMoA, LearnedActivation, MoA
 from polyvision.activations.normalising import ASH, NormSiLU, RadialBounding
+from polyvision.activations.periodic import (
+    EUAF,
+    GCU,
+    SIREN,
+    TESLA,
+    Cos,
+    Fourier,
+    Sin,
+    Snake,
+)
+from polyvision.activations.pointwise import Pointwise, learned
 from polyvision.activations.polynomial import (
     PolyCom,
     PolyNorm,
@@ -26,6 +37,19 @@ from polyvision.activations.polynomial import (
     PolyPReLU,
     PolyReLU,
     PolyReLUNorm,
+)
+from polyvision.activations.rectified import (
+    ClippedReLU2,
+    ClippedShiftedReLU,
+    ClippedSoftThreshold,
+    FATReLU,
+    GSmeLU,
+    PReLU,
+    ReLU2,
+    RePU,
+    ShiftedReLU,
+    SmeLU,
+    TrReLU,
 )
 from polyvision.activations.registry import (
     ActivationInfo,
@@ -38,22 +62,80 @@ from polyvision.activations.registry import (
     is_activation,
     register_activation,
 )
+from polyvision.activations.series import (
+    PAU,
+    Hermite,
+    Monomial,
+    Poly,
+    Tropical,
+)
+from polyvision.activations.sigmoidal import (
+    ATLU,
+    SALU,
+    SAU,
+    XATLU,
+    XGELU,
+    APTx,
+    CRReLU,
+    DSiLU,
+    GoLU,
+    QuickGELU,
+    Swish,
+    SwishT,
+    SwishTA,
+    SwishTB,
+    SwishTC,
+    XSiLU,
+)
 from polyvision.activations.stochastic import StochA
+from polyvision.activations.surrogate import (
+    HeLU,
+    ReGELU2,
+    ReSiLU2,
+    SUGARBSiLU,
+)
 
 __all__ = [
     "ASH",
+    "ATLU",
+    "EUAF",
+    "GCU",
     "GEGLU",
     "GLU",
+    "PAU",
+    "SALU",
+    "SAU",
+    "SIREN",
+    "TESLA",
     "XATGLU",
+    "XATLU",
     "XGEGLU",
+    "XGELU",
+    "APTx",
     "ActivationInfo",
     "BiMoA",
     "Bilinear",
+    "CRReLU",
+    "ClippedReLU2",
+    "ClippedShiftedReLU",
+    "ClippedSoftThreshold",
+    "Cos",
     "DReLU",
+    "DSiLU",
+    "FATReLU",
     "Formula",
+    "Fourier",
+    "GSmeLU",
+    "GoLU",
+    "HeLU",
+    "Hermite",
     "LearnedActivation",
     "MoA",
+    "Monomial",
     "NormSiLU",
+    "PReLU",
+    "Pointwise",
+    "Poly",
     "PolyCom",
     "PolyNorm",
     "PolyNorm2d",
@@ -63,12 +145,29 @@ __all__ = [
     "PolyReLUGLU",
     "PolyReLUNorm",
     "PowLU",
+    "QuickGELU",
     "RadialBounding",
+    "ReGELU2",
     "ReGLU",
     "ReLU2",
+    "RePU",
+    "ReSiLU2",
+    "SUGARBSiLU",
+    "ShiftedReLU",
+    "Sin",
+    "SmeLU",
+    "Snake",
     "StochA",
     "SwiGLU",
     "SwiGLUClip",
+    "Swish",
+    "SwishT",
+    "SwishTA",
+    "SwishTB",
+    "SwishTC",
+    "TrReLU",
+    "Tropical",
+    "XSiLU",
     "XSwiGLU",
     "activation_info",
     "activation_kind",
@@ -77,5 +176,6 @@ __all__ = [
     "activation_origin",
     "create_activation",
     "is_activation",
+    "learned",
     "register_activation",
 ]

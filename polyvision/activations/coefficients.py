@@ -10,7 +10,7 @@ from torch import nn
 from polyvision import functional
 from polyvision.errors import unknown
 
-__all__ = ["FUNCTION_KEY", "Coefficients", "Polynomial", "integer"]
+__all__ = ["FUNCTION_KEY", "Coefficients", "Polynomial", "integer", "is_traced", "step_of_a_graph"]
 
 # Of a module's entry in the ``_metadata`` of a state_dict.
 FUNCTION_KEY = "polyvision_function"
@@ -21,6 +21,20 @@ _INITIAL = ("equal", "base")
 def integer(value: Any) -> bool:
     """Tell whether ``value`` is an int, and no bool."""
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_traced(x: Any) -> bool:
+    """Tell whether ``x`` stands for a tensor in a graph that torch.fx traces."""
+    return isinstance(x, torch.fx.Proxy)
+
+
+def step_of_a_graph(module: nn.Module, x: Any) -> Any:
+    """Enter ``module`` into the graph that torch.fx traces, as one step with its parameters.
+
+    None if the module is traced by itself.
+    """
+    name = x.tracer.path_of_module(module)
+    return x.tracer.create_proxy("call_module", name, (x,), {}) if name else None
 
 
 class Coefficients(nn.Module):

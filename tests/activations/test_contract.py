@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import io
+import math
 import pickle
 from typing import Any
 
@@ -83,8 +84,33 @@ def test_state_dict_keys_and_shapes(name: str) -> None:
     assert "bias" not in create_activation(name, bias=False).state_dict()
 
 
-# Parameters and their initial values; those of polynomials are tested above and below.
+ROOT_E, COSINE = math.exp(-0.5), 0.66232645879
 PARAMETERS: dict[str, dict[str, list[float]]] = {
+    "prelu": {"weight": [0.25]},
+    "swish": {"beta": [1.0]},
+    "swish_t": {"beta": [1.0]},
+    "swish_t_b": {"beta": [1.0]},
+    "swish_t_c": {"beta": [1.0]},
+    "crrelu": {"eps": [0.01]},
+    "sau": {"alpha": [0.15]},
+    "salu": {"a": [1.0], "b": [1.0]},
+    "xatlu": {"alpha": [0.0]},
+    "xgelu": {"alpha": [0.0]},
+    "xsilu": {"alpha": [0.0]},
+    "snake": {"a": [1.0]},
+    "tesla": {"a": [1.0, 0.0], "b": [0.0, 0.0]},
+    "hermite": {"c": [ROOT_E * math.sqrt(5 / 6), ROOT_E, ROOT_E, ROOT_E]},
+    "fourier": {
+        "f0": [COSINE * math.sqrt(35 / 36)],
+        "c": [COSINE] * 3,
+        "g": [1.0, 2.0, 3.0],
+        "phi": [math.pi / 4] * 3,
+    },
+    "tropical": {"c": [1.0] * 4},
+    "pau": {
+        "a": [0.029793, 0.618374, 2.323309, 3.051936, 1.485420, 0.251024],
+        "b": [-1.141955, 4.393160, 0.871471, 0.347197],
+    },
     "ash": {"alpha": [1.0], "z": [0.0]},
     "la": {"weight": [1.0] * 7},
     "normsilu": {"gain": [1.0]},
@@ -95,16 +121,19 @@ PARAMETERS: dict[str, dict[str, list[float]]] = {
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - set(POLYNOMIAL)))
-def test_parameters_and_their_initial_values(name: str) -> None:
+def test_number_and_initial_values_of_parameters(name: str) -> None:
+    wanted = PARAMETERS.get(name, {})
     module = create_activation(name)
-    want = PARAMETERS.get(name, {})
-    assert {key: value.tolist() for key, value in module.state_dict().items()} == want
-    assert [key for key, _ in module.named_parameters()] == list(want)
-    if want:
+    assert {key: p.tolist() for key, p in module.named_parameters()} == {
+        key: pytest.approx(values, rel=1e-5) for key, values in wanted.items()
+    }
+    assert list(module.state_dict()) == list(wanted)
+    with torch.no_grad():
         for parameter in module.parameters():
-            torch.nn.init.constant_(parameter, 9.0)
+            parameter.fill_(9.0)
+    for key, parameter in module.named_parameters():
         module.reset_parameters()
-        assert {key: value.tolist() for key, value in module.state_dict().items()} == want
+        assert parameter.tolist() == pytest.approx(wanted[key], rel=1e-5)
 
 
 def test_extra_repr_shows_what_the_function_depends_on() -> None:

@@ -14,6 +14,8 @@ from polyvision import PolyNorm, PolyReLU, activation_names, create_activation
 from polyvision.activations import activation_info
 
 # Relative rms error against float64 on the same inputs: one rounding to the output's dtype.
+# No fp32 product 30 x is exact enough for its sine at large x.
+SCALE = {"siren": 0.05}
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 2.3e-4, torch.bfloat16: 1.8e-3}
 
 
@@ -54,13 +56,15 @@ def test_value_and_gradients(name: str, keywords: dict[str, Any], scale: float) 
 @pytest.mark.parametrize("name", activation_names())
 def test_low_precision_rounds_once(name: str, dtype: torch.dtype) -> None:
     module = build(name)
-    xs = inputs(name, 64, 257, scale=2.0, dtype=dtype)
+    xs = inputs(name, 64, 257, scale=SCALE.get(name, 2.0), dtype=dtype)
     got = module(*xs)
     assert got.dtype == dtype
     want = ORACLES[name](module.double(), *(x.double() for x in xs))
     # The coefficients are exact in fp32; gated baselines round the gate as well as the product.
     roundings = 2 if activation_info(name).kind == "gated" else 1
-    assert relative_rms(got, want) <= roundings * TOLERANCE[dtype]
+    # Values just above a power of 2 are rounded most.
+    rounded = 1.02 * relative_rms(want.to(dtype), want)
+    assert relative_rms(got, want) <= roundings * max(TOLERANCE[dtype], rounded)
 
 
 @pytest.mark.parametrize("name", ["relu", "gelu", "silu"])

@@ -20,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import polyvision.models.language.grouped  # noqa: F401, the operations that are counted
 from polyvision.activations import (
+    Pointwise,
     PolyNorm,
     PolyNormGLU,
     PolyPReLU,
@@ -57,8 +58,8 @@ def plain_form(module: nn.Module) -> Callable[..., Tensor]:
     """Return the function of an activation as the paper's algorithms write it.
 
     PolyNorm is Algorithm 2 and PolyReLU Algorithm 1: torch operations in the dtype of the input,
-    each power on its own. An activation that is no polynomial is torch operations already, and
-    returned as it is.
+    each power on its own. A pointwise function is its formula, kept by autograd as it likes; any
+    other activation is torch operations already, and returned as it is.
     """
     if isinstance(module, PolyNormGLU):
         return lambda gate, up: _of_poly_norm(module, gate) * up
@@ -77,7 +78,7 @@ def plain_form(module: nn.Module) -> Callable[..., Tensor]:
         return lambda x: _plus(
             algorithm_1(prelu(x, module.slope.to(x.dtype)), module.weight), module.bias
         )
-    return module
+    return module.plain if isinstance(module, Pointwise) else module
 
 
 def algorithm_1(base: Tensor, weight: Tensor) -> Tensor:
