@@ -1,6 +1,7 @@
 """Activations as modules, and the registry that names them."""
 
 from polyvision.activations import standard as standard
+from polyvision.activations.base.pointwise import Pointwise, learned
 from polyvision.activations.formula import Formula
 from polyvision.activations.gated import (
     GEGLU,
@@ -29,7 +30,6 @@ from polyvision.activations.periodic import (
     Sin,
     Snake,
 )
-from polyvision.activations.pointwise import Pointwise, learned
 from polyvision.activations.polynomial import (
     PolyCom,
     PolyNorm,

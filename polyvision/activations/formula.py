@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from polyvision.activations.coefficients import Coefficients, integer
-from polyvision.activations.expression import (
+from polyvision.activations.base.coefficients import Coefficients, integer
+from polyvision.activations.base.expression import (
     CONSTANTS,
     FUNCTIONS,
     INPUT,

@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyvision import functional
-from polyvision.activations.coefficients import Polynomial
+from polyvision.activations.base.coefficients import Polynomial
+from polyvision.activations.base.shared import Device, Dtype, number, parameter, wide
 from polyvision.activations.polynomial import PolyNorm
 from polyvision.activations.registry import register_activation
-from polyvision.activations.shared import Device, Dtype, number, parameter, wide
 
 __all__ = [
     "GEGLU",

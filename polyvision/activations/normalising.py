@@ -12,9 +12,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from polyvision.activations.coefficients import integer
+from polyvision.activations.base.coefficients import integer
+from polyvision.activations.base.shared import Device, Dtype, number, parameter, wide
 from polyvision.activations.registry import register_activation
-from polyvision.activations.shared import Device, Dtype, number, parameter, wide
 from polyvision.errors import PolyvisionError, unknown
 from polyvision.kernels.reference import row_scale
 from polyvision.recompute import recompute

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polyvision.activations.pointwise import Pointwise, Value, learned
+from polyvision.activations.base.pointwise import Pointwise, Value, learned
 from polyvision.activations.registry import register_activation
 
 __all__ = ["EUAF", "GCU", "SIREN", "TESLA", "Cos", "Fourier", "Sin", "Snake"]

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from polyvision import functional
+from polyvision.activations.base.coefficients import Polynomial, integer, is_traced, step_of_a_graph
+from polyvision.activations.base.shared import wide
 from polyvision.activations.bases import base_function
-from polyvision.activations.coefficients import Polynomial, integer, is_traced, step_of_a_graph
 from polyvision.activations.registry import (
     register_activation,
 )
-from polyvision.activations.shared import wide
 from polyvision.errors import PolyvisionError, unknown
 
 __all__ = [

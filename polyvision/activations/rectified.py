@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from polyvision.activations.pointwise import Pointwise, Stepped, learned
+from polyvision.activations.base.pointwise import Pointwise, Stepped, learned
 from polyvision.activations.registry import register_activation
 from polyvision.kernels.steps import Steps
 

@@ -65,6 +65,10 @@ class ActivationInfo:
             return self.kind
         return self.kind_of(dataclasses.asdict(self.options()) | dict(options))
 
+    def needs_dim(self, options: Mapping[str, Any]) -> bool:
+        """Tell whether the feature dimension must be known: to normalise, or for channels."""
+        return self.kind_with(options) == "normalising" or options.get("num_parameters", 1) != 1
+
 
 _REGISTRY: dict[str, ActivationInfo] = {}
 _MARK = "_polyvision_activation"  # attribute of a module made here: its registered name

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from polyvision.activations.pointwise import Pointwise, Value
+from polyvision.activations.base.pointwise import Pointwise, Value
 from polyvision.activations.polynomial import PolyCom
 from polyvision.activations.registry import register_activation
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyvision.activations.pointwise import Pointwise, learned
+from polyvision.activations.base.pointwise import Pointwise, learned
 from polyvision.activations.registry import register_activation
 
 __all__ = [

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyvision.activations.pointwise import Pointwise, Stepped
+from polyvision.activations.base.pointwise import Pointwise, Stepped
 from polyvision.activations.registry import register_activation
 from polyvision.kernels.steps import Steps, straight_through
 

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from polyvision import PolyvisionError, create_activation, swap_activations
 from polyvision.activations import activation_info, activation_modules
-from polyvision.activations.expression import FUNCTIONS, read_expression
+from polyvision.activations.base.expression import FUNCTIONS, read_expression
 from polyvision.activations.formula import Formula, apply_formula
 from polyvision.analysis.cost.saved_bytes import saved_bytes
 from polyvision.models.weights.load import function_name

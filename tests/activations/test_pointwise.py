@@ -10,6 +10,7 @@ import torch
 from activation_oracles import ORACLES, build
 from torch import Tensor, nn
 
+from polyvision import swap_activations
 from polyvision.activations import (
     Pointwise,
     PolyPReLU,
@@ -20,9 +21,10 @@ from polyvision.activations import (
     create_activation,
     learned,
 )
-from polyvision.activations.pointwise import Stepped
+from polyvision.activations.base.pointwise import Stepped
 from polyvision.analysis.cost.saved_bytes import SavedTensors
 from polyvision.errors import PolyvisionError
+from polyvision.models.language.ffn import FeedForward
 
 NAMES = [n for n in activation_names("pointwise") if isinstance(create_activation(n), Pointwise)]
 STEPPED = [n for n in NAMES if isinstance(create_activation(n), Stepped)]
@@ -234,6 +236,30 @@ def test_polyprelu_has_a_slope_for_each_channel(dim: int) -> None:
     for keyword, value in (("num_parameters", 0), ("dim", 1.5)):
         with pytest.raises(PolyvisionError, match=f"PolyPReLU: {keyword} must be"):
             PolyPReLU(**{keyword: value})
+
+
+def test_the_place_sets_the_dimension_of_the_channels() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 6, 3), nn.ReLU())
+    swap_activations(model, "prelu", inputs=torch.randn(2, 3, 9, 9), num_parameters=6)
+    assert repr(model[1]) == "PReLU(weight=0.25, num_parameters=6, dim=1)"
+    ffn = FeedForward(4, 6, "swish", {"num_parameters": 6})
+    assert repr(ffn.activation) == "Swish(beta=1.0, num_parameters=6, dim=-1)"
+    ffn(torch.randn(2, 3, 4)).sum().backward()
+    assert ffn.activation.beta.grad.shape == (6,)
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_a_training_step_moves_every_parameter(name: str) -> None:
+    model = nn.Sequential(nn.Linear(5, 16), create_activation(name), nn.Linear(16, 3))
+    before = {key: p.detach().clone() for key, p in model.named_parameters()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(2 * torch.randn(32, 5)).square().mean().backward()
+    optimizer.step()
+    for key, parameter in model.named_parameters():
+        if name == "tropical" and key == "1.c":  # the maximum gives each x to one piece
+            assert (parameter != before[key]).any()
+        else:
+            assert (parameter != before[key]).all(), key
 
 
 def test_what_does_not_fit_is_refused() -> None:

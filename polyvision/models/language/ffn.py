@@ -124,7 +124,7 @@ def hidden_activation(
             raise PolyvisionError(
                 f"activation {name!r} has no option {key!r};{did_you_mean(key, valid)} {has}."
             )
-    site: dict[str, int] = {"dim": -1} if info.kind_with(options) == "normalising" else {}
+    site: dict[str, int] = {"dim": -1} if info.needs_dim(options) else {}
     if "features" in inspect.signature(info.factory).parameters:
         site["features"] = hidden
     if groups is not None:

@@ -91,7 +91,7 @@ def swap_activations(
     elif not isinstance(inputs, Inputs):
         inputs = Inputs.of(inputs)
     before = sum(p.numel() for p in model.parameters())
-    sites, idle, notes = find_sites(model, inputs, need_dim=activation.kind == "normalising")
+    sites, idle, notes = find_sites(model, inputs, need_dim=activation.needs_dim)
     chosen, kept = choose(model, sites, include, exclude)
     kept += [Kept(name, kind, "never called") for name, kind in idle.items()]
     for name, module in model.named_modules():

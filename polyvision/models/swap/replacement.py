@@ -26,15 +26,16 @@ class Replacement:
     kind: Kind
     build: Callable[..., nn.Module]
     accepts: frozenset[str]  # keywords, among them those that only the site knows
+    needs_dim: bool
 
     def at(self, site: Site) -> nn.Module:
         """Build the activation of one site."""
         keywords: dict[str, Any] = {}
-        if self.kind == "normalising":
+        if self.needs_dim:
             if site.dim is None:
                 raise PolyvisionError(
                     f"activation site {site.name!r} {site.no_dim}; exclude it or choose a "
-                    "pointwise activation"
+                    "pointwise activation with one set of parameters"
                 )
             keywords["dim"] = site.dim
         like: dict[str, Any] = {"device": site.seen[0].device}
@@ -56,7 +57,8 @@ def replacement(
         check_activation(named, options, place=place)
         info = activation_info(named)
         build = partial(create_activation, named, **options)
-        return Replacement(named, info.kind_with(options), build, _keywords(info.factory))
+        kind, accepts = info.kind_with(options), _keywords(info.factory)
+        return Replacement(named, kind, build, accepts, info.needs_dim(options))
     valid = ", ".join(activation_names("pointwise", "normalising", "stochastic"))
     wanted = f"a name ({valid}), or a class or function that builds a new module at each call"
     if isinstance(act, nn.Module) or not callable(act):
@@ -76,7 +78,8 @@ def replacement(
             f"{called}() builds a {type(made).__name__}, which needs the feature dimension of its "
             "site: pass the class, or a function that takes dim"
         )
-    return Replacement(type(made).__name__, kind, partial(act, **options), accepts)
+    build = partial(act, **options)
+    return Replacement(type(made).__name__, kind, build, accepts, kind == "normalising")
 
 
 def _kind_of(module: nn.Module, place: str) -> Kind:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from polyvision.activations import activation_modules, create_activation
-from polyvision.activations.coefficients import FUNCTION_KEY
+from polyvision.activations.base.coefficients import FUNCTION_KEY
 from polyvision.errors import PolyvisionError, some
 from polyvision.models.weights.files import read_tensor_file
 

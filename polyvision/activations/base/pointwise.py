@@ -35,7 +35,7 @@ from typing import (
 import torch
 from torch import Tensor, nn
 
-from polyvision.activations.coefficients import (
+from polyvision.activations.base.coefficients import (
     Coefficients,
     integer,
     is_traced,
