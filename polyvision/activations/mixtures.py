@@ -13,9 +13,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from polyvision.activations.coefficients import Coefficients
+from polyvision.activations.base.coefficients import Coefficients
+from polyvision.activations.base.shared import Device, Dtype, number, parameter, wide
 from polyvision.activations.registry import register_activation
-from polyvision.activations.shared import Device, Dtype, number, parameter, wide
 from polyvision.recompute import recompute
 
 __all__ = ["BiMoA", "LearnedActivation", "MoA"]
