@@ -57,8 +57,8 @@ class LearnedActivation(Coefficients):
     .. math:: y = \sum_{k=1}^{7} w_k\, \phi_k(x)
 
     :math:`\phi` is identity, ReLU, ReLU^2, Leaky ReLU, GELU, SiLU, tanh. Range: all numbers; at its
-    initial values finite in fp16 for inputs up to 240. Only the input is kept for the backward
-    pass.
+    initial values finite in fp16 for inputs up to 240, in bf16 up to 1e19. Only the input is
+    kept for the backward pass.
 
     Args:
         inplace: accepted and ignored.

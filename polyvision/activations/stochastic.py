@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyvision.activations.base.shared import number, step_of_a_graph, wide
+from polyvision.activations.base.coefficients import is_traced, step_of_a_graph
+from polyvision.activations.base.shared import number, wide
 from polyvision.activations.registry import register_activation
 from polyvision.errors import PolyvisionError, unknown
 from polyvision.recompute import recompute
@@ -114,9 +115,9 @@ class StochA(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the activation to ``x``."""
-        traced: Tensor | None = step_of_a_graph(self, x)
-        if traced is not None:
-            return traced
+        step: Tensor | None = step_of_a_graph(self, x) if is_traced(x) else None
+        if step is not None:  # one that obeys the mode, whatever it is at the time of the trace
+            return step
         draws = not self._last_part if self.training else self.sample_in_eval
         return _stocha(x, self.p, self.positive == "silu") if draws else F.relu(x)
 
