@@ -23,9 +23,9 @@ ROOT = Path(__file__).parents[2]
 def test_a_formula_needs_no_quotes_but_those_of_the_shell(task):
     for given in (MISH, f'"{MISH}"', f"'{MISH}'"):
         (config,) = compose(task, ["act=formula", f"act.f={given}", "act.init.b=1"])
-        assert config.act.options == {"f": MISH, "init": {"b": 1.0}}
+        assert config.act.options == {"f": MISH, "init": {"b": 1.0}, "num_parameters": 1}
     (config,) = compose(task, ["act=formula", "act.f=max(x, 0)"])
-    assert config.act.options == {"f": "max(x, 0)", "init": None}
+    assert config.act.options == {"f": "max(x, 0)", "init": None, "num_parameters": 1}
 
 
 def test_several_formulas_make_several_runs_in_folders_of_their_own():
@@ -89,7 +89,7 @@ def test_a_run_keeps_its_formula(task, train, tmp_path):
     train(task, "act=formula", f"act.f={text}", "act.init.b=0.5", "trainer.max_steps=2")
     (run,) = tmp_path.glob(f"runs/{task}/*/*/formula*/seed0")
     config = yaml.safe_load((run / "config.yaml").read_text())
-    assert config["act"]["options"] == {"f": text, "init": {"b": 0.5}}
+    assert config["act"]["options"] == {"f": text, "init": {"b": 0.5}, "num_parameters": 1}
     assert main(["export", str(run), "--output", str(tmp_path / "e"), "--weights", "last"]) == 0
     model, exported = load_model(run, weights="last"), load_model(tmp_path / "e")
     again = restore.load_model(run / "checkpoints" / "last.ckpt").module.model
