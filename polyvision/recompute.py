@@ -24,6 +24,7 @@ __all__ = [
     "recompute",
     "repeated",
     "under_compiler_or_transform",
+    "under_transform",
 ]
 
 Function = Callable[..., Tensor]
@@ -65,9 +66,14 @@ def leaf_gradients(output: Tensor, leaves: Sequence[Tensor], grad: Tensor) -> li
     ]
 
 
+def under_transform() -> bool:
+    """Tell whether a transform of torch.func or torch.jit.trace runs: no autograd.Function then."""
+    return torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None
+
+
 def under_compiler_or_transform() -> bool:
-    """Tell whether torch.compile or a transform of torch.func runs: it decides what is saved."""
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    """Tell whether torch.compile or a transform runs: these decide what is saved."""
+    return torch.compiler.is_compiling() or under_transform()
 
 
 def repeated(function: Function, *tensors: Tensor) -> Tensor:
@@ -91,8 +97,8 @@ def autocast_now(device: str) -> Callable[[], contextlib.AbstractContextManager[
 
 def make_functional(function: Function, inputs: int) -> tuple[Function, list[Tensor]]:
     """Return a module as a function of inputs and parameters, and its parameters."""
-    if not isinstance(function, nn.Module):
-        return function, []
+    if not isinstance(function, nn.Module) or torch._C._get_tracing_state() is not None:
+        return function, []  # torch.jit.trace refuses functional_call
     names = [name for name, _ in function.named_parameters()]
     if not names:
         return function, []

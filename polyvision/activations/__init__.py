@@ -18,6 +18,7 @@ from polyvision.activations.gated import (
     SwiGLUClip,
     XSwiGLU,
 )
+from polyvision.activations.mixtures import BiMoA, LearnedActivation, MoA
 from polyvision.activations.normalising import ASH, NormSiLU, RadialBounding
 from polyvision.activations.periodic import (
     EUAF,
@@ -29,6 +30,7 @@ from polyvision.activations.periodic import (
     Sin,
     Snake,
 )
+from polyvision.activations.plugins import load_plugins
 from polyvision.activations.polynomial import (
     PolyCom,
     PolyNorm,
@@ -86,6 +88,7 @@ from polyvision.activations.sigmoidal import (
     SwishTC,
     XSiLU,
 )
+from polyvision.activations.stochastic import StochA
 from polyvision.activations.surrogate import (
     HeLU,
     ReGELU2,
@@ -111,6 +114,7 @@ __all__ = [
     "XGELU",
     "APTx",
     "ActivationInfo",
+    "BiMoA",
     "Bilinear",
     "CRReLU",
     "ClippedReLU2",
@@ -126,6 +130,8 @@ __all__ = [
     "GoLU",
     "HeLU",
     "Hermite",
+    "LearnedActivation",
+    "MoA",
     "Monomial",
     "NormSiLU",
     "PReLU",
@@ -152,6 +158,7 @@ __all__ = [
     "Sin",
     "SmeLU",
     "Snake",
+    "StochA",
     "SwiGLU",
     "SwiGLUClip",
     "Swish",
@@ -171,5 +178,6 @@ __all__ = [
     "create_activation",
     "is_activation",
     "learned",
+    "load_plugins",
     "register_activation",
 ]

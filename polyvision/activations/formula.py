@@ -31,12 +31,13 @@ __all__ = ["Formula", "apply_formula"]
 
 torch.fx.wrap("apply_formula")
 
-_RESERVED = frozenset({"channels", "dim", "f", "training"})  # attributes of every instance
+_RESERVED = frozenset({"dim", "f", "num_parameters", "training"})  # attributes of every instance
 _GRID = 8.0  # a formula must be finite from minus this to this, and so must its derivatives
 
 
 def _kind(options: Mapping[str, Any]) -> Kind:
-    return "normalising" if read_expression(options["f"]).normalising else "pointwise"
+    whole_rows = read_expression(options["f"]).normalising or options["num_parameters"] != 1
+    return "normalising" if whole_rows else "pointwise"  # the former is told its feature dimension
 
 
 @register_activation(
@@ -62,7 +63,7 @@ class Formula(Coefficients):
         f: the formula.
         init: initial value of each free name.
         dim: the feature dimension, of ``mean`` and ``rms`` and of parameters for each channel.
-        channels: learn a value for each of so many channels along ``dim``; None for one value.
+        num_parameters: 1 for one value of each name, or the number of channels for a value each.
         device: where the parameters live.
         dtype: their dtype.
 
@@ -83,7 +84,7 @@ class Formula(Coefficients):
         f: str = "x * sigmoid(x)",
         init: dict[str, float] | None = None,
         dim: int = -1,
-        channels: int | None = None,
+        num_parameters: int = 1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -92,9 +93,9 @@ class Formula(Coefficients):
             raise PolyvisionError(f"Formula: f must be text, got {f!r}")
         if not integer(dim):
             raise PolyvisionError(f"Formula: dim must be an integer, got {dim!r}")
-        if channels is not None and (not integer(channels) or channels < 1):
+        if not integer(num_parameters) or num_parameters < 1:
             raise PolyvisionError(
-                f"Formula: channels must be a positive integer or None, got {channels!r}"
+                f"Formula: num_parameters must be a positive integer, got {num_parameters!r}"
             )
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise PolyvisionError(
@@ -103,12 +104,12 @@ class Formula(Coefficients):
         expression = read_expression(f)
         self._initial = _initial_values(expression, init or {})
         _check_finite(f, tuple(self._initial.items()))
-        self.f, self.channels = f, channels
-        if expression.normalising or channels is not None:
+        self.f, self.num_parameters = f, num_parameters
+        if expression.normalising or num_parameters != 1:
             self.dim = dim
         for name in self._initial:
-            shape = (1,) if channels is None else (channels,)
-            setattr(self, name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
+            values = torch.empty(num_parameters, device=device, dtype=dtype)
+            setattr(self, name, nn.Parameter(values))
         self.reset_parameters()
 
     def function_name(self) -> str:
@@ -128,7 +129,7 @@ class Formula(Coefficients):
     def extra_repr(self) -> str:
         """Show the formula and what else the function depends on."""
         shown = [repr(self.f), *(f"{name}={value:g}" for name, value in self._initial.items())]
-        shown += [] if self.channels is None else [f"channels={self.channels}"]
+        shown += [f"num_parameters={self.num_parameters}"] if self.num_parameters != 1 else []
         shown += [f"dim={self.dim}"] if hasattr(self, "dim") else []
         return ", ".join(shown)
 

@@ -290,7 +290,8 @@ def _radial_bounding(x: Tensor, size: int, dim: int) -> Tensor:
     def formula(x: Tensor) -> Tensor:
         v = wide(x).movedim(dim, -1)
         features = v.shape[-1]
-        groups = nn.functional.pad(v, (0, -features % size)).unflatten(-1, (-1, size))
+        padded = nn.functional.pad(v, (0, -features % size))
+        groups = padded.view(*v.shape[:-1], padded.shape[-1] // size, size)
         scale = row_scale(groups, -1)
         square = (groups / scale).square().sum(-1, keepdim=True)
         factor = torch.maximum(square, scale**-2).rsqrt() / scale

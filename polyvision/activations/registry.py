@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib.metadata
 import inspect
 import sys
 import types
@@ -11,9 +13,11 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from torch import nn
 
-from polyvision.errors import PolyvisionError, unknown
+from polyvision.errors import PolyvisionError, first_line, unknown
 
 __all__ = [
+    "ENTRY_POINTS",
+    "FILE_PLUGIN",
     "ActivationInfo",
     "Kind",
     "activation_info",
@@ -23,10 +27,11 @@ __all__ = [
     "activation_origin",
     "create_activation",
     "is_activation",
+    "own_activation",
     "register_activation",
 ]
 
-Kind = Literal["pointwise", "normalising", "gated", "stochastic"]
+Kind = Literal["pointwise", "normalising", "gated", "stochastic", "mixture"]
 Factory = TypeVar("Factory", bound=Callable[..., nn.Module])
 
 # Set by the place an activation is put into, never by a configuration.
@@ -40,7 +45,8 @@ class ActivationInfo:
     Attributes:
         name: the name used in ``act=`` and ``create_activation``.
         kind: ``pointwise`` (each element alone), ``normalising`` (needs a feature ``dim``),
-            ``gated`` (two inputs, FFN only) or ``stochastic``; with the default options, where it
+            ``gated`` (two inputs, FFN only), ``stochastic``, or ``mixture`` (weighs functions by
+            the token that enters the FFN; FFN only); with the default options, where it
             depends on them.
         source: author, year and link.
         formula: one line of plain text.
@@ -69,7 +75,11 @@ class ActivationInfo:
         return self.kind_with(options) == "normalising" or options.get("num_parameters", 1) != 1
 
 
+ENTRY_POINTS = "polyvision.activations"  # the group of installed packages that register some
+FILE_PLUGIN = "polyvision_plugin_"  # begins the name of a module that is a file given by its path
+
 _REGISTRY: dict[str, ActivationInfo] = {}
+_FAILED: dict[str, str] = {}  # plugin of an installed package -> why it could not be loaded
 _MARK = "_polyvision_activation"  # attribute of a module made here: its registered name
 
 
@@ -82,7 +92,7 @@ def register_activation(
     Where the kind depends on the options, ``kind`` is a function of all of them that returns it.
 
     Raises:
-        ValueError: the name is taken, the kind is not one of the four, or a keyword lacks its type
+        ValueError: the name is taken, the kind is not one of the five, or a keyword lacks its type
             or default.
     """
     if not callable(kind) and kind not in get_args(Kind):
@@ -134,8 +144,20 @@ def _configurable(hint: Any) -> Any:
     return Union[tuple(h for h in get_args(hint) if get_origin(h) is not Callable)]  # noqa: UP007
 
 
+@functools.cache
+def _load_installed() -> None:
+    """Load the activations of installed packages, when a name is first asked for."""
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            entry.load()
+        except Exception as error:  # whatever the code of a package raises
+            package = entry.dist.name if entry.dist else entry.module
+            _FAILED[entry.name] = f"{package} ({type(error).__name__}: {first_line(error)})"
+
+
 def activation_names(*kinds: Kind) -> list[str]:
     """Return the registered names, sorted; only those of ``kinds`` when any are given."""
+    _load_installed()
     return sorted(n for n, info in _REGISTRY.items() if not kinds or info.kind in kinds)
 
 
@@ -145,17 +167,23 @@ def activation_info(name: str) -> ActivationInfo:
     Raises:
         ValueError: no such activation; the text lists the valid names.
     """
+    _load_installed()
     try:
         return _REGISTRY[name]
     except KeyError:
         raise PolyvisionError(
-            f"{unknown('activation', name, _REGISTRY)} One of your own is known once the module "
-            f"that registers it has been imported."
+            f"{unknown('activation', name, _REGISTRY)}{own_activation()}"
         ) from None
 
 
+def own_activation() -> str:
+    """Return the advice for a name that is not registered."""
+    broken = "".join(f" The installed {what} cannot be loaded." for what in _FAILED.values())
+    return f" One of your own needs plugins=[<module or file.py>], or its import in Python.{broken}"
+
+
 def activation_origin(name: str) -> str | None:
-    """Return the module of a user that registered an activation; for a script, its file.
+    """Return the module of a user that registered an activation; for a script or file, its path.
 
     None for one of this project, which is always there.
     """
@@ -164,6 +192,8 @@ def activation_origin(name: str) -> str | None:
         return None
     if module == "__main__":
         return str(getattr(sys.modules["__main__"], "__file__", None) or "an interactive session")
+    if module.startswith(FILE_PLUGIN):
+        return str(sys.modules[module].__file__)
     return module
 
 

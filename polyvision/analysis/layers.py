@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from polyvision.errors import first_line, some
+from polyvision.models.language.generation import eval_mode
 from polyvision.models.language.moe import MoE
 from polyvision.models.language.transformer import Transformer
 from polyvision.models.swap.sites import feature_dim
@@ -158,16 +159,12 @@ def inference(model: nn.Module) -> Iterator[None]:
 
     Compiled code would pass by the hooks.
     """
-    modes = {module: module.training for module in model.modules()}
     compiled, model._compiled_call_impl = model._compiled_call_impl, None
-    model.eval()
     try:
-        with torch.no_grad():
+        with eval_mode(model), torch.no_grad():
             yield
     finally:
         model._compiled_call_impl = compiled
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def forward(model: nn.Module, inputs: Tensor) -> None:

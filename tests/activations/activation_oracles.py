@@ -245,6 +245,29 @@ def radial_bounding(m: Any, x: Tensor) -> Tensor:
 
 ORACLES |= {"ash": ash, "normsilu": norm_silu, "radial_bounding": radial_bounding}
 
+# Activations that draw random numbers, in eval mode; test_stochastic.py has the other one.
+ORACLES |= {
+    "rrelu": lambda m, x: torch.where(x >= 0, x, (m.lower + m.upper) / 2 * x),
+    "stocha": lambda m, x: relu(x),
+}
+
+# Mixtures; by themselves, without the logits of a token, every weight is 1/2.
+
+
+def mixture(x: Tensor, weights: Any) -> Tensor:
+    functions = [x, relu(x), relu(x) ** 2, torch.where(x > 0, x, x / 100), gelu(x), x * sigmoid(x)]
+    functions.append(torch.tanh(x))
+    return sum(w * f for w, f in zip(weights, functions, strict=True))
+
+
+HALVES = [0.5] * 7
+
+ORACLES |= {
+    "la": lambda m, x: mixture(x, m.weight),
+    "moa": lambda m, x: mixture(x, HALVES),
+    "bi_moa": lambda m, gate, up: mixture(gate, HALVES) * mixture(up, HALVES),
+}
+
 # Activations that normalise over a dimension that is chosen.
 OVER_A_DIM = [*activation_names("normalising"), "polynorm_glu"]
 
@@ -262,8 +285,12 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 
 
 def build(name: str, **keywords: Any) -> nn.Module:
-    """Make the activation with parameters that all differ, so that none can stand for another."""
+    """Make the activation with parameters that all differ, so that none can stand for another.
+
+    One that draws random numbers in training is in eval mode.
+    """
     module = create_activation(name, **keywords)
+    module.train(activation_info(name).kind != "stochastic")
     with torch.no_grad():
         flat = torch.cat([p.flatten() for p in module.parameters()] or [torch.zeros(0)])
         steps = torch.arange(flat.numel(), dtype=flat.dtype)

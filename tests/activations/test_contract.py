@@ -25,8 +25,10 @@ NORMALISING = activation_names("normalising")
 def test_inplace_is_taken_in_every_way_timm_passes_it_and_ignored(name: str) -> None:
     make = activation_info(name).factory
     x = torch.randn(4, 6)
+    torch.manual_seed(1)
     before, want = x.clone(), make()(x.clone())
     for module in (make(), make(inplace=True), make(inplace=False), make(True)):
+        torch.manual_seed(1)  # of what is drawn
         assert torch.equal(module(x), want)
         assert torch.equal(x, before)
         assert repr(module) == repr(make())
@@ -110,6 +112,7 @@ PARAMETERS: dict[str, dict[str, list[float]]] = {
         "b": [-1.141955, 4.393160, 0.871471, 0.347197],
     },
     "ash": {"alpha": [1.0], "z": [0.0]},
+    "la": {"weight": [1.0] * 7},
     "normsilu": {"gain": [1.0]},
     "xatglu": {"alpha": [0.0]},
     "xgeglu": {"alpha": [0.0]},
@@ -155,7 +158,8 @@ def test_polynorm2d_is_polynorm_over_channels() -> None:
     assert PolyNorm2d().state_dict().keys() == PolyNorm().state_dict().keys()
 
 
-@pytest.mark.parametrize("name", UNGATED)
+# torch's own RReLU gives a contiguous output, whatever its input is.
+@pytest.mark.parametrize("name", sorted(set(UNGATED) - {"rrelu"}))
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_memory_format_is_kept(name: str, layout: torch.memory_format) -> None:
     module = build(name, **({"dim": 1} if name in NORMALISING else {}))

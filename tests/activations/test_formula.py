@@ -196,12 +196,16 @@ def test_a_swap_gives_a_normalising_formula_the_dimension_of_its_site() -> None:
 
 
 def test_a_value_for_each_channel() -> None:
-    module = Formula(f="max(x, 0) + a * min(x, 0)", init={"a": 0.25}, channels=3, dim=1)
+    module = Formula(f="max(x, 0) + a * min(x, 0)", init={"a": 0.25}, num_parameters=3, dim=1)
     slopes = torch.tensor([0.1, 0.2, 0.3])
     with torch.no_grad():
         module.a.copy_(slopes)
     x = torch.randn(2, 3, 4, 5)
     torch.testing.assert_close(module(x), F.prelu(x, slopes))
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
+    options = {"f": "a * x", "init": {"a": 2.0}, "num_parameters": 4}
+    swap_activations(model, "formula", inputs=torch.randn(1, 3, 8, 8), **options)
+    assert (model[1].dim, model[1].a.shape) == (1, (4,))
     with pytest.raises(PolyvisionError, match="a has 3 channels, and x of shape"):
         module(torch.randn(2, 4, 5, 6))
 
@@ -220,7 +224,7 @@ def test_a_value_for_each_channel() -> None:
         ({"f": "x * f", "init": {"f": 1}}, r"column 5: 'f' has a meaning"),
         ({"f": 3}, r"f must be text, got 3"),
         ({"dim": 1.0}, r"dim must be an integer"),
-        ({"channels": 0}, r"channels must be a positive integer"),
+        ({"num_parameters": 0}, r"num_parameters must be a positive integer"),
         ({"dtype": torch.int32}, r"dtype must be a floating-point"),
     ],
 )

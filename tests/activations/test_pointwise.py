@@ -98,6 +98,7 @@ LIMITS: dict[str, tuple[float | None, float | None]] = {
     "fourier": (None, 1e38),
     "gelu_tanh": (None, 1e12),
     "selu": (62000, 1e38),
+    "la": (200, 1e18),  # contains ReLU squared and GELU
     "gelu": (None, 1e18),
     "regelu2": (None, 1e18),
     "hardswish": (None, 5e37),

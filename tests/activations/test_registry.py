@@ -26,7 +26,7 @@ def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_names_are_sorted_and_selected_by_kind() -> None:
     names = activation_names()
     assert names == sorted(names)
-    kinds = ("pointwise", "normalising", "gated", "stochastic")
+    kinds = ("pointwise", "normalising", "gated", "stochastic", "mixture")
     assert sorted(n for kind in kinds for n in activation_names(kind)) == names
     assert {"geglu", "glu", "reglu", "swiglu"} <= set(activation_names("gated"))
     assert "polynorm" in activation_names("normalising", "gated")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from polyvision.errors import PolyvisionError
 from polyvision.kernels.reference import compute_dtype
 
-__all__ = ["Device", "Dtype", "number", "parameter", "wide"]
+__all__ = ["Device", "Dtype", "number", "parameter", "step_of_a_graph", "wide"]
 
 Device: TypeAlias = torch.device | str | None
 Dtype: TypeAlias = torch.dtype | None
@@ -55,3 +55,14 @@ def parameter(owner: nn.Module, values: list[float], device: Device, dtype: Dtyp
         )
     dtype = dtype or torch.get_default_dtype()
     return nn.Parameter(torch.tensor(values, device=device, dtype=dtype))
+
+
+def step_of_a_graph(module: nn.Module, x: Any) -> Any:
+    """Enter ``module`` into the graph that torch.fx traces, as one step with its parameters.
+
+    None if nothing is traced, or the module by itself.
+    """
+    if not isinstance(x, torch.fx.Proxy):
+        return None
+    name = x.tracer.path_of_module(module)  # type: ignore[attr-defined]
+    return x.tracer.create_proxy("call_module", name, (x,), {}) if name else None

@@ -116,12 +116,14 @@ def token_flops(model: Transformer, length: int) -> int:
     """
     shape = model.shape
     per_element = flops_per_element(shape.activation, **shape.activation_options)
-    gated = activation_info(shape.activation).kind == "gated"
+    info = activation_info(shape.activation)
+    gated = info.kind == "gated"
     hidden = gated_hidden(shape.ffn_hidden) if gated else shape.ffn_hidden
     width = shape.width
     kv_width = (shape.kv_heads or shape.heads) * shape.head_dim
     visits, experts = (1, 0) if shape.moe is None else (shape.moe.top_k, shape.moe.experts)
     projections = 2 * width * (2 * width + 2 * kv_width)
     ffn = 2 * (3 if gated else 2) * width * hidden + per_element * hidden
+    ffn += 2 * width * getattr(info.factory, "mixing", 0)
     layer = projections + visits * ffn + 2 * width * experts + 4 * length * width
     return shape.layers * layer + 2 * width * shape.vocab_size

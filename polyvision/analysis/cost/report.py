@@ -23,6 +23,7 @@ from polyvision.analysis.cost.flops import count_flops, flops_per_element, matri
 from polyvision.analysis.cost.saved_bytes import FORMS, hidden_bytes, saved_bytes, seconds
 from polyvision.analysis.layers import inference, watch_outputs
 from polyvision.analysis.result import Result, text_table
+from polyvision.output import plural
 
 __all__ = ["PAPER_METHODS", "analyse_cost", "cost_tables"]
 
@@ -82,7 +83,7 @@ def cost_tables(*, device: str = "cpu", rows_timed: int = 512, repeats: int = 10
     }
     series = {form: [r["saved_bytes"][form] / _MIB for r in records] for form in FORMS}
     note = f"H={_WIDTH}, B={_BATCH}, S={_LENGTH}, bf16; times forward and backward of {rows_timed} "
-    note += f"rows, {setting['device']}, {setting['threads']} threads"
+    note += f"rows, {setting['device']}, {plural(torch.get_num_threads(), 'thread')}"
     return Result(
         "cost",
         scalars,

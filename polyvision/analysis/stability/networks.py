@@ -46,7 +46,7 @@ class _Classifier(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits."""
-        logits: Tensor = super().forward(x.flatten(1))
+        logits: Tensor = super().forward(x.flatten(1))  # type: ignore[no-untyped-call]
         return logits
 
 

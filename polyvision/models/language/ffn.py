@@ -78,11 +78,15 @@ class FeedForward(nn.Module):
         self.gate = nn.Linear(width, hidden, bias=False) if gated else None
         self.up = nn.Linear(width, hidden, bias=False)
         self.activation = hidden_activation(activation, options or {}, hidden)
+        # Logits by which a token weighs the functions of a mixture.
+        logits = getattr(self.activation, "mixing", 0)
+        self.mixing = nn.Linear(width, logits, bias=False) if logits else None
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the network to the last dimension of ``x``."""
-        h = (self.up(x),) if self.gate is None else (self.gate(x), self.up(x))  # (..., hidden)
+        made_of_x = (self.gate, self.up, self.mixing)
+        h = tuple(m(x) for m in made_of_x if m is not None)  # (..., hidden), (..., logits)
         if self._repeatable and torch.is_grad_enabled():
             return ffn_down(h, self.down.weight, self.activation)  # (..., width)
         y: Tensor = self.down(self.activation(*h))
@@ -93,6 +97,8 @@ class FeedForward(nn.Module):
         for linear in (self.gate, self.up):
             if linear is not None:
                 draw(linear.weight, False)
+        if self.mixing is not None:
+            nn.init.zeros_(self.mixing.weight)
         draw(self.down.weight, True)
 
 

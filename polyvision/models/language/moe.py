@@ -106,6 +106,12 @@ def _activation(name: str, options: Mapping[str, Any], hidden: int, moe: MoEShap
             f"activation {name!r} draws random numbers, which experts cannot repeat in the "
             f"backward pass: choose act= one of: {', '.join(valid)}, or a model without experts"
         )
+    if getattr(info.factory, "mixing", 0):
+        valid = [n for n in activation_names() if not hasattr(activation_info(n).factory, "mixing")]
+        raise PolyvisionError(
+            f"activation {name!r} weighs its functions by the token, which experts do not do: "
+            f"choose act= one of: {', '.join(valid)}, or a model without experts"
+        )
     if not moe.expert_coefficients:
         return hidden_activation(name, options, hidden)
     valid = [n for n in activation_names() if _takes_groups(n)]

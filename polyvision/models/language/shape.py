@@ -35,7 +35,7 @@ def _flag(value: Any) -> bool:
     return isinstance(value, bool)
 
 
-_WORDS = {
+_WORDS: dict[Callable[[Any], bool], str] = {
     _count: "a positive integer",
     _number: "a number of at least 0",
     _positive: "a number greater than 0",

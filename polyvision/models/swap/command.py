@@ -107,7 +107,8 @@ def _transformers(name: str) -> nn.Module:
         raise _unknown("transformers", name, known)
     config = transformers.AutoConfig.for_model(name)
     model: nn.Module = on_meta(lambda: transformers.AutoModel.from_config(config))
-    return model
+    # Parameters that torch.Tensor() makes ignore the default device.
+    return model.to("meta") if any(p.is_meta for p in model.parameters()) else model
 
 
 def _unknown(library: str, name: str, known: list[str]) -> PolyvisionError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -14,19 +13,21 @@ from torch.nn.parameter import is_lazy
 
 from polyvision.errors import PolyvisionError, first_line, some, unknown
 from polyvision.models.swap.choice import Select, choose
-from polyvision.models.swap.replacement import Replacement, replacement
+from polyvision.models.swap.new_activation import NewActivation, new_activation
 from polyvision.models.swap.report import Kept, Site, SwapReport
 from polyvision.models.swap.rewrite import CannotRewrite, rewritten_class, source_of
 from polyvision.models.swap.save_pretrained import guard_save_pretrained
 from polyvision.models.swap.sites import find_sites
 from polyvision.models.trace.call import Call, Execution, Location
-from polyvision.models.trace.functions import is_activation_module, is_whole_norm
+from polyvision.models.trace.functions import is_activation_module
 from polyvision.models.trace.inputs import Inputs, example_inputs
 from polyvision.models.trace.tracer import HOOKS, Tracer, hooks_of
 
 __all__ = ["OnLeftover", "swap_activations"]
 
 OnLeftover = Literal["error", "warn", "ignore"]
+# By this attribute torch's encoder layer takes a fused kernel, which computes the old activation.
+_FUSED = "activation_relu_or_gelu"
 
 
 def swap_activations(
@@ -85,21 +86,15 @@ def swap_activations(
     if on_leftover not in get_args(OnLeftover):
         raise unknown("on_leftover", str(on_leftover), get_args(OnLeftover))
     _check_model(model)
-    activation = replacement(act, options, place=type(model).__name__)
+    activation = new_activation(act, options, place=type(model).__name__)
     if inputs is None:
         inputs = example_inputs(model)
     elif not isinstance(inputs, Inputs):
         inputs = Inputs.of(inputs)
     before = sum(p.numel() for p in model.parameters())
-    sites, idle, notes = find_sites(model, inputs, need_dim=activation.needs_dim)
+    sites, no_sites, notes = find_sites(model, inputs, need_dim=activation.needs_dim)
     chosen, kept = choose(model, sites, include, exclude)
-    kept += [Kept(name, kind, "never called") for name, kind in idle.items()]
-    for name, module in model.named_modules():
-        if is_whole_norm(module):
-            kept.append(Kept(name, type(module).__name__, "a norm with its nonlinearity inside"))
-        elif isinstance(module, nn.RNN | nn.RNNCell) and module.nonlinearity == "relu":
-            reason = "a recurrent layer with its ReLU inside"
-            kept.append(Kept(name, type(module).__name__, reason))
+    kept += no_sites
     edit = _Edit(model, activation)
     leftovers = edit.prepare(chosen, sites)
     edit.apply()
@@ -154,7 +149,7 @@ def _check_model(model: nn.Module) -> None:
 class _Edit:
     """The changes to a network: prepared whole, then made, and undone if the audit fails."""
 
-    def __init__(self, model: nn.Module, activation: Replacement) -> None:
+    def __init__(self, model: nn.Module, activation: NewActivation) -> None:
         self.done: list[Site] = []
         self.notes: list[str] = []
         self._model = model
@@ -162,7 +157,8 @@ class _Edit:
         # Parent, attribute, new module, and the child of the parent that runs before it.
         self._modules: list[tuple[nn.Module, str, nn.Module, str | None]] = []
         self._classes: list[tuple[nn.Module, type[nn.Module]]] = []
-        self._undo: list[Callable[[], None]] = []
+        # Of every module that is changed: its class, its children, and its use of a fused kernel.
+        self._before: list[tuple[nn.Module, type, dict[str, nn.Module | None], int | None]] = []
 
     def prepare(self, chosen: Sequence[Site], sites: Sequence[Site]) -> list[Kept]:
         """Build every activation and every rewritten class; return what cannot be replaced."""
@@ -196,6 +192,8 @@ class _Edit:
             parent = self._model.get_submodule(owner)
             after = getattr(locations[name], "after", None)
             self._modules.append((parent, attribute, module.train(parent.training), after))
+            if isinstance(parent, nn.TransformerDecoderLayer) and owner not in by_owner:
+                self._classes.append((parent, rewritten_class(parent, {})))  # so that copies work
         hooked = [n or "the network" for n, m in self._model.named_modules() if any(hooks_of(m))]
         if hooked:
             self.notes.append(f"hooks are not run while activations are looked for: {some(hooked)}")
@@ -253,32 +251,30 @@ class _Edit:
 
     def apply(self) -> None:
         """Make the prepared changes."""
+        changed = dict.fromkeys([m for m, _ in self._classes] + [m for m, *_ in self._modules])
+        self._before = [(m, type(m), dict(m._modules), vars(m).get(_FUSED)) for m in changed]
         for owner, cls in self._classes:
-            self._undo.append(partial(setattr, owner, "__class__", type(owner)))
             owner.__class__ = cls
         behind: dict[tuple[nn.Module, str | None], str] = {}  # the last one put behind a child
         for parent, attribute, new, after in self._modules:
             old = parent._modules.get(attribute)
-            self._undo.append(partial(_restore, parent, attribute, old))
             if old is None:
                 _insert(parent, attribute, new, behind.get((parent, after), after))
                 behind[parent, after] = attribute
             else:
                 parent._modules[attribute] = new
                 _take_hooks(old, new)
-            _leave_fast_path(parent, self._undo)
+            if vars(parent).get(_FUSED):
+                setattr(parent, _FUSED, 0)
 
     def undo(self) -> None:
         """Put everything back."""
-        while self._undo:
-            self._undo.pop()()
-
-
-def _restore(parent: nn.Module, attribute: str, module: nn.Module | None) -> None:
-    if module is None:
-        del parent._modules[attribute]
-    else:
-        parent._modules[attribute] = module
+        for module, cls, children, fused in self._before:
+            module.__class__ = cls
+            module._modules.clear()
+            module._modules.update(children)
+            if fused:
+                setattr(module, _FUSED, fused)
 
 
 def _insert(parent: nn.Module, attribute: str, new: nn.Module, after: str | None) -> None:
@@ -298,14 +294,6 @@ def _take_hooks(old: nn.Module, new: nn.Module) -> None:
         for name in HOOKS:
             vars(new)[f"_{name}"] = vars(old)[f"_{name}"]
         new._is_full_backward_hook = old._is_full_backward_hook
-
-
-def _leave_fast_path(owner: nn.Module, undo: list[Callable[[], None]]) -> None:
-    """Keep torch's encoder layer from a fused kernel that would compute its old activation."""
-    flag = getattr(owner, "activation_relu_or_gelu", 0)
-    if flag:
-        undo.append(partial(setattr, owner, "activation_relu_or_gelu", flag))
-        setattr(owner, "activation_relu_or_gelu", 0)  # noqa: B010 - mypy takes it for a module
 
 
 def _audit(model: nn.Module, act: str, inputs: Inputs, sites: Sequence[Site]) -> list[Kept]:

@@ -39,8 +39,9 @@ class Site:
     name: str
     role: Role = "block"
     dim: int | None = None
+    calls: int = 0
     sources: list[Call] = dataclasses.field(default_factory=list, repr=False)
-    seen: list[Execution] = dataclasses.field(default_factory=list, repr=False)
+    seen: list[Execution] = dataclasses.field(default_factory=list, repr=False, compare=False)
     training: bool = dataclasses.field(default=False, repr=False)
     no_dim: str = dataclasses.field(default="", repr=False)
 
@@ -60,11 +61,6 @@ class Site:
         if self.source.module is None:
             return "expression" if self.source.expression else "function"
         return "unshared" if self.rewritten else "module"
-
-    @property
-    def calls(self) -> int:
-        """How often one forward pass runs the module."""
-        return len(self.seen)
 
     @property
     def rewritten(self) -> bool:

@@ -47,6 +47,12 @@ class _Rewritten:
         sources = tuple(self.polyvision_sources.items())
         return _restore, (self.polyvision_base, sources), self.__getstate__()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[misc]  # of the base
+        # nn.TransformerDecoderLayer puts F.relu in front of an activation that is a module.
+        for name in state["_modules"]:
+            vars(self).pop(name, None)
+
 
 def _restore(base: type[nn.Module], sources: tuple[tuple[str, str], ...]) -> nn.Module:
     cls = _subclass(base, dict(sources))

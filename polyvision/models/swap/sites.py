@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from polyvision.errors import PolyvisionError, first_line
-from polyvision.models.swap.report import Role, Site
+from polyvision.models.swap.report import Kept, Role, Site
 from polyvision.models.swap.rewrite import attribute_for
 from polyvision.models.trace.call import Call, Execution
 from polyvision.models.trace.functions import is_activation_module, is_bounded, is_whole_norm
@@ -42,7 +42,7 @@ _LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 
 def find_sites(
     model: nn.Module, inputs: Inputs, *, need_dim: bool
-) -> tuple[list[Site], dict[str, str], list[str]]:
+) -> tuple[list[Site], list[Kept], list[str]]:
     """Trace ``model`` and describe every activation that it applies.
 
     The role is ``gate`` for a function that bounds its output (sigmoid, hard-sigmoid, tanh, and
@@ -61,8 +61,8 @@ def find_sites(
         need_dim: find the feature dimensions.
 
     Returns:
-        The sites in order of execution, name and class of the activation modules that no pass
-        calls, and remarks.
+        The sites in order of execution; activations that are none, since no pass calls them or
+        they are part of a norm or recurrent layer; and remarks.
 
     Raises:
         PolyvisionError: the network cannot be run on these inputs.
@@ -73,7 +73,7 @@ def find_sites(
     except Exception as error:  # whatever a foreign forward raises
         raise PolyvisionError(
             f"{type(model).__name__} cannot be traced on inputs of shape {inputs.describe()}: "
-            f"{first_line(error)}. {inputs.advice()}"
+            f"{first_line(error)}. {inputs.advice(model)}"
         ) from error
     others = other_sizes(inputs) if need_dim else []
     notes: list[str] = []
@@ -96,15 +96,25 @@ def find_sites(
         site.training = site.source not in evaluated[0]
         _measure(site, trained if site.training else evaluated, need_dim)
     _assign_roles(model, sites)
-    called = modules | tracer.absorbed
-    idle = {
-        name: type(module).__name__
-        for name, module in model.named_modules()
-        if is_activation_module(module)
-        and not {*_with_above(name)} & called
-        and not any(is_whole_norm(model.get_submodule(above)) for above in _with_above(name))
-    }
-    return sites, idle, notes
+    return sites, _no_sites(model, modules | tracer.absorbed), notes
+
+
+def _no_sites(model: nn.Module, called: set[str]) -> list[Kept]:
+    """Return the activations that no pass calls, and those inside of other layers."""
+    never, inside = [], []
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if is_whole_norm(module):
+            inside.append(Kept(name, kind, "a norm with its nonlinearity inside"))
+        elif isinstance(module, nn.RNN | nn.RNNCell) and module.nonlinearity == "relu":
+            inside.append(Kept(name, kind, "a recurrent layer with its ReLU inside"))
+        elif (
+            is_activation_module(module)
+            and called.isdisjoint(_with_above(name))
+            and not any(is_whole_norm(model.get_submodule(above)) for above in _with_above(name))
+        ):
+            never.append(Kept(name, kind, "never called"))
+    return never + inside
 
 
 def _runs(
@@ -167,7 +177,7 @@ def _name(model: nn.Module, call: Call, taken: Sequence[str], *, is_first: bool)
 def _measure(site: Site, runs: Sequence[_Calls], need_dim: bool) -> None:
     """Fill in what the passes saw at one site."""
     seen = [[e for call in site.sources for e in run.get(call, [])] for run in runs]
-    site.seen = seen[0]
+    site.seen, site.calls = seen[0], len(seen[0])
     site.role = next((execution.role for execution in site.seen if execution.role), "block")
     if site.source.known and is_bounded(site.source.kind):
         site.role = "gate"

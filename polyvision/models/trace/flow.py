@@ -19,16 +19,13 @@ from polyvision.models.trace.functions import FUNCTIONS
 __all__ = [
     "AFFINE",
     "CONTRACTIONS",
-    "INVERSE",
     "MAXIMUM",
     "POINTWISE",
-    "PRODUCTS",
     "QUOTIENT",
     "SAME",
     "SCALE",
     "SHAPES",
     "STATISTICS",
-    "SUM",
     "Flow",
     "Layout",
     "Node",
@@ -37,15 +34,15 @@ __all__ = [
 # Names of functions, without the underscores around them.
 SAME = {"float", "double", "half", "bfloat16", "to", "type", "type_as", "clone", "contiguous"}
 SAME |= {"detach", "alias", "requires_grad"}
-SUM = {"add", "sub", "subtract", "rsub"}
+_SUM = {"add", "sub", "subtract", "rsub"}
 QUOTIENT = {"div", "divide", "true_divide"}
-INVERSE = {"rdiv", "rtruediv", "reciprocal"}
-PRODUCTS = {"mul", "multiply", "addcmul"}
-SCALE = PRODUCTS | QUOTIENT
-AFFINE = SAME | SUM | SCALE | {"neg", "negative"}
+_PRODUCTS = {"mul", "multiply", "addcmul"}
+SCALE = _PRODUCTS | QUOTIENT
+AFFINE = SAME | _SUM | SCALE | {"neg", "negative"}
 MAXIMUM = {"maximum", "minimum", "max", "min", "fmax", "fmin"}
 POINTWISE = {
-    *(AFFINE | INVERSE | MAXIMUM | set(FUNCTIONS.values())),
+    *(AFFINE | MAXIMUM | set(FUNCTIONS.values())),
+    *("rdiv", "rtruediv", "reciprocal"),
     *("pow", "rpow", "float_power", "square", "sqrt", "rsqrt", "exp", "exp2", "expm1"),
     *("log", "log1p", "log2", "log10", "logaddexp", "logaddexp2", "xlogy", "logit", "sinc"),
     *("erf", "erfc", "special_erf", "special_erfc", "special_expit", "special_ndtr"),
@@ -58,7 +55,6 @@ POINTWISE = {
     *("and", "or", "invert", "logical_and", "logical_or", "logical_not", "bitwise_and"),
     *("bitwise_or", "bitwise_not"),
 }
-CHOICES = {"where", "masked_fill"}
 STATISTICS = {
     *("sum", "mean", "var", "std", "var_mean", "std_mean", "norm", "vector_norm", "amax", "amin"),
     *("linalg_vector_norm", "max", "min", "logsumexp", "softmax", "log_softmax", "cdist", "prod"),
@@ -147,9 +143,12 @@ class Node:
     def is_affine(self) -> bool:
         """Whether the function is affine in what depends on the network's input."""
         if self.name in SCALE:
-            multiplies = self.name in PRODUCTS
+            multiplies = self.name in _PRODUCTS
             return len(self.varying) == 1 and (multiplies or self.inputs[0].from_input)
-        if self.name in CHOICES:  # by a mask of the network, as in causal attention
+        if self.name in (
+            "where",
+            "masked_fill",
+        ):  # by a mask of the network, as in causal attention
             return not any(i.from_input and i.tensor.dtype == torch.bool for i in self.inputs)
         return self.name in AFFINE
 

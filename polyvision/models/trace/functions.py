@@ -31,6 +31,7 @@ __all__ = [
     "is_monotone",
     "is_whole_norm",
     "near",
+    "plain_name",
     "recognised",
 ]
 
@@ -85,8 +86,12 @@ def is_bounded(kind: str) -> bool:
         >>> is_bounded("HardSigmoidMe"), is_bounded("hardswish")
         (True, False)
     """
-    plain = kind.lower().replace("_", "")
-    return plain in BOUNDED or plain.removesuffix("me") in BOUNDED
+    return plain_name(kind) in BOUNDED
+
+
+def plain_name(kind: str) -> str:
+    """Return one name for modules and functions: ``hardsigmoid`` for ``HardSigmoidMe`` of timm."""
+    return kind.lower().replace("_", "").removesuffix("me")
 
 
 def is_whole_norm(module: nn.Module) -> bool:

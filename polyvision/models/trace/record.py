@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from polyvision.models.trace.call import Call, Execution, KeptRole, Operand
 from polyvision.models.trace.expressions import Expression, Expressions
 from polyvision.models.trace.flow import Flow, Node
-from polyvision.models.trace.functions import GRID, is_bounded, recognised
+from polyvision.models.trace.functions import GRID, is_bounded, plain_name, recognised
 from polyvision.models.trace.purpose import is_kernel, is_of_parameters
 
 __all__ = ["Executed", "Record", "describe", "has_no_state"]
@@ -53,7 +53,7 @@ class Record:
 
     def in_order(self) -> dict[Call, list[Execution]]:
         """Return the calls and expressions of the pass that has just run."""
-        kinds = {a.result.index: _plain(a.call.kind) for a in self.activations if a.result}
+        kinds = {a.result.index: plain_name(a.call.kind) for a in self.activations if a.result}
         expressions = [*self._expressions.find(kinds), *self._opaque()]
         part_of_one = {index for expression in expressions for index in expression.inner}
         found: list[tuple[int, Call, Execution]] = []
@@ -154,7 +154,3 @@ def describe(given: Node, result: Node | None = None, role: KeptRole | None = No
     tensor = given.tensor
     keeps = result is None or result.tensor.shape == tensor.shape
     return Execution(tensor.shape, tensor.device, tensor.dtype, given.layout.dim, keeps, role)
-
-
-def _plain(kind: str) -> str:
-    return kind.lower().replace("_", "").removesuffix("me")

@@ -38,8 +38,8 @@ from polyvision.models.trace.functions import (
     is_whole_norm,
 )
 from polyvision.models.trace.inputs import Inputs
+from polyvision.models.trace.made_up_values import MadeUpValues
 from polyvision.models.trace.record import Executed, Record, describe, has_no_state
-from polyvision.models.trace.values import MadeUpValues
 
 __all__ = ["HOOKS", "Tracer", "hooks_of"]
 

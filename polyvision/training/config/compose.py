@@ -26,6 +26,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from polyvision.activations import activation_info, activation_names, create_activation
+from polyvision.activations.plugins import load_plugins, plugins_of
+from polyvision.activations.registry import own_activation
 from polyvision.errors import PolyvisionError, some, unknown
 from polyvision.training.config import schema
 from polyvision.training.config.recipe_options import check_schedule_options
@@ -53,7 +55,6 @@ T = TypeVar("T")
 _OPEN = re.compile(r"data\.(val|mix)[.=]|(model|data|recipe)\.(\w+_)?options\.\w+=|act\.init\.")
 # A formula has parentheses and commas, which Hydra reads as its own unless they are in quotes.
 _FORMULA = re.compile(r"(act\.f=)(?!['\"])(.+)", re.DOTALL)
-_OWN_ACTIVATION = " One of your own is known once the module that registers it has been imported."
 
 _SCHEMAS: dict[str, dict[str, type[Any]]] = {
     "vision": {
@@ -91,6 +92,7 @@ def compose(task: Task, overrides: list[str]) -> list[schema.Config]:
     Raises:
         ValueError: one text with a line for each problem of any of the combinations.
     """
+    load_plugins(plugins_of(overrides))
     return _inside_hydra(lambda: _compose_all(task, overrides))
 
 
@@ -100,6 +102,7 @@ def check_keys(task: Task, overrides: list[str]) -> None:
     Raises:
         ValueError: one text with a line for each key or choice that does not exist.
     """
+    load_plugins(plugins_of(overrides))
     _inside_hydra(lambda: _compose_all(task, overrides, values=False))
 
 
@@ -239,7 +242,11 @@ def _typed(values: Mapping[str, Any]) -> schema.Config:
 _Scalars = dataclasses.make_dataclass(
     "_Scalars",
     [
-        (f.name, schema.Config.__annotations__[f.name], dataclasses.field(default=f.default))
+        (
+            f.name,
+            schema.Config.__annotations__[f.name],
+            dataclasses.field(default=f.default, default_factory=f.default_factory),
+        )
         for f in dataclasses.fields(schema.Config)
         if f.name not in {*_SCHEMAS["vision"], "act"}
     ],
@@ -252,10 +259,14 @@ def _activation(
     task: Task, node: Mapping[str, Any], problems: list[str]
 ) -> schema.ActivationConfig | None:
     info = activation_info(str(node.get("name")))
-    if task == "vision" and info.kind == "gated":
-        valid = ", ".join(n for n in activation_names() if activation_info(n).kind != "gated")
+    needs = {
+        "gated": "is gated: it takes two inputs",
+        "mixture": "is a mixture: it takes the token too",
+    }
+    if task == "vision" and info.kind in needs:
+        valid = ", ".join(n for n in activation_names() if activation_info(n).kind not in needs)
         problems.append(
-            f"act={info.name} is gated: it takes two inputs and fits only the feed-forward network "
+            f"act={info.name} {needs[info.kind]} and fits only the feed-forward network "
             f"of a language model. Choose act= one of: {valid}"
         )
     options = load(info.options, {k: v for k, v in node.items() if k != "name"}, "act", problems)
@@ -333,7 +344,7 @@ def _group_fits(override: Override, groups: dict[str, list[str]], problems: list
     if choices is None or override.is_delete():
         return True
     wrong = [str(v) for v in _values(override) if str(v) not in choices]
-    hint = _OWN_ACTIVATION if override.key_or_group == "act" else ""
+    hint = own_activation() if override.key_or_group == "act" else ""
     problems.extend(f"{unknown(override.key_or_group, w, choices)}{hint}" for w in wrong)
     return not wrong
 

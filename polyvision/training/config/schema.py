@@ -453,6 +453,8 @@ class Config:
     """Go on with a stopped run: `auto`, a run folder, or a checkpoint; null: a new run."""
     dry_run: bool
     """Print the plan and stop."""
+    plugins: list[str] = dataclasses.field(default_factory=list)
+    """Modules and files (`[my_module, path/to/mine.py]`) that register activations of your own."""
     experiment: ExperimentConfig | None = None
     """A published or ready recipe by name."""
     finetune: str | None = None

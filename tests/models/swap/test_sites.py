@@ -198,3 +198,12 @@ def test_the_network_stays_as_it_was(device: str) -> None:
     for name, value in model.state_dict().items():
         assert value.device.type == device
         assert device == "meta" or torch.equal(value, before[name])
+
+
+def test_sites_of_two_sizes_are_equal_and_shown_by_name_role_dim_and_calls() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
+    small, large = (
+        find_sites(model, image_inputs(model, size), need_dim=True)[0] for size in (8, 16)
+    )
+    assert small == large
+    assert repr(small) == "[Site(name='1', role='block', dim=1, calls=1)]"

@@ -110,7 +110,7 @@ def test_a_sweep_makes_every_combination():
         ("name=resnet18", "unknown key 'name'. Did you mean act.name, data.name, model.name"),
         ("order=4", "unknown key 'order'. Did you mean act.order?"),
         ("act=polynrom", "unknown act 'polynrom'. Did you mean 'polynorm'?"),
-        ("act=mine", "One of your own is known once the module that registers it has been"),
+        ("act=mine", "One of your own needs plugins=[<module or file.py>]"),
         ("act.ordr=4", "unknown key 'act.ordr'. Did you mean 'act.order'?"),
         ("act.order=9", "order must be an integer from 1 to 8, got 9"),
         ("act.order=three", "act.order must be an integer, got 'three'"),

@@ -1,4 +1,4 @@
-"""What a swap puts into every site: a registered activation, or what a class or function builds."""
+"""What a swap puts into every site: an activation by name, or what a class or function builds."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from polyvision.activations.registry import Kind
 from polyvision.errors import PolyvisionError, first_line, unknown
 from polyvision.models.swap.report import Site
 
-__all__ = ["Replacement", "check_activation", "replacement"]
+__all__ = ["NewActivation", "check_activation", "new_activation"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Replacement:
+class NewActivation:
     """What to put into every site: its name for messages, and how it is built."""
 
     name: str
@@ -45,9 +45,9 @@ class Replacement:
         return self.build(**keywords).to(**like)
 
 
-def replacement(
+def new_activation(
     act: str | Callable[..., nn.Module], options: Mapping[str, Any], *, place: str
-) -> Replacement:
+) -> NewActivation:
     """Find the activation that a name, a class or a function means."""
     named = act if isinstance(act, str) else None
     for name in activation_names():
@@ -58,7 +58,7 @@ def replacement(
         info = activation_info(named)
         build = partial(create_activation, named, **options)
         kind, accepts = info.kind_with(options), _keywords(info.factory)
-        return Replacement(named, kind, build, accepts, info.needs_dim(options))
+        return NewActivation(named, kind, build, accepts, info.needs_dim(options))
     valid = ", ".join(activation_names("pointwise", "normalising", "stochastic"))
     wanted = f"a name ({valid}), or a class or function that builds a new module at each call"
     if isinstance(act, nn.Module) or not callable(act):
@@ -79,7 +79,7 @@ def replacement(
             "site: pass the class, or a function that takes dim"
         )
     build = partial(act, **options)
-    return Replacement(type(made).__name__, kind, build, accepts, kind == "normalising")
+    return NewActivation(type(made).__name__, kind, build, accepts, kind == "normalising")
 
 
 def _kind_of(module: nn.Module, place: str) -> Kind:
@@ -102,13 +102,17 @@ def check_activation(act: str, options: Mapping[str, Any], *, place: str) -> Non
     """Check the name and the names of the options.
 
     Raises:
-        PolyvisionError: unknown, or gated, which fits no site of one input.
+        PolyvisionError: unknown, or one that fits no site of one input.
     """
     info = activation_info(act)
-    if info.kind == "gated":
+    needs = {
+        "gated": "is gated: it needs two inputs",
+        "mixture": "is a mixture: it needs the token too",
+    }
+    if info.kind in needs:
         valid = activation_names("pointwise", "normalising", "stochastic")
         raise PolyvisionError(
-            f"{act} is gated: it needs two inputs and fits the feed-forward network of a language "
+            f"{act} {needs[info.kind]} and fits the feed-forward network of a language "
             f"model only. For {place} choose one of: {', '.join(valid)}."
         )
     fields = [field.name for field in dataclasses.fields(info.options)]
