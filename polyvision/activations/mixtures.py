@@ -25,6 +25,8 @@ _SIZE = 7
 
 torch.fx.wrap("wide")
 torch.fx.wrap("_la")
+torch.fx.wrap("_moa")
+torch.fx.wrap("_bi_moa")
 
 
 def _combined(x: Tensor, weights: Sequence[Tensor]) -> Tensor:
@@ -130,7 +132,8 @@ class MoA(nn.Module):
     t is the token that enters the feed-forward network, which holds the u_k as the matrix
     ``mixing``. They start at 0, our choice, since the paper's initial values are not known to us:
     every weight is 1/2. The hidden size stays that of an ungated network, so it has 7 times its
-    width more parameters. Finite in fp16 for inputs up to 240.
+    width more parameters. Finite in fp16 for inputs up to 240. Only the inputs are kept for the
+    backward pass.
 
     Shape:
         The hidden layer (..., hidden), and logits (..., 7) -> (..., hidden). Without logits every
@@ -147,8 +150,15 @@ class MoA(nn.Module):
 
     def forward(self, x: Tensor, logits: Tensor | None = None) -> Tensor:
         """Combine the functions of ``x`` by the weights of its token."""
+        return _moa(x, logits)
+
+
+def _moa(x: Tensor, logits: Tensor | None) -> Tensor:
+    def formula(x: Tensor, logits: Tensor | None) -> Tensor:
         v = wide(x)
         return _combined(v, _shares(logits, v, 0)).to(x.dtype)
+
+    return recompute(formula, x, logits)
 
 
 @register_activation(
@@ -167,6 +177,7 @@ class BiMoA(nn.Module):
     t is the token that enters the feed-forward network, which holds u and v as the matrix
     ``mixing``; they start at 0, as for ``MoA``. Beside the matrices of a gated network, with 2/3 of
     the hidden size, it has 14 times its width more parameters. Finite in fp16 for inputs up to 13.
+    Only the inputs are kept for the backward pass.
 
     Shape:
         Two projections (..., hidden), and logits (..., 14) -> (..., hidden). Without logits every
@@ -179,6 +190,13 @@ class BiMoA(nn.Module):
 
     def forward(self, gate: Tensor, up: Tensor, logits: Tensor | None = None) -> Tensor:
         """Combine two projections of equal shape by the weights of their token."""
+        return _bi_moa(gate, up, logits)
+
+
+def _bi_moa(gate: Tensor, up: Tensor, logits: Tensor | None) -> Tensor:
+    def formula(gate: Tensor, up: Tensor, logits: Tensor | None) -> Tensor:
         a, b = wide(gate), wide(up)
         left = _combined(a, _shares(logits, a, 0))
         return (left * _combined(b, _shares(logits, b, _SIZE))).to(gate.dtype)
+
+    return recompute(formula, gate, up, logits)

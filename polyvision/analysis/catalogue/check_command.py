@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 from polyvision.activations import activation_info, activation_names
 from polyvision.activations.plugins import load_plugins, module_of
@@ -15,7 +15,7 @@ from polyvision.errors import PolyvisionError, first_line, unknown
 
 __all__ = ["add_arguments", "run"]
 
-_KINDS: tuple[Kind, ...] = ("pointwise", "normalising", "gated", "stochastic")
+_KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -122,7 +122,7 @@ def _constructor(subject: Subject) -> None:
     plain = subject.build()
     want = plain(*inputs)
     builds: dict[str, Callable[[], nn.Module]] = {"no argument": subject.build}
-    if subject.kind != "gated":
+    if subject.kind not in ("gated", "mixture"):  # which timm never builds
         builds |= {
             "inplace=True": lambda: subject.build(inplace=True),
             "inplace=False": lambda: subject.build(inplace=False),

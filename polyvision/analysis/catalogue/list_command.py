@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
+from typing import get_args
 
 from polyvision.activations import activation_info, activation_names, activation_origin
+from polyvision.activations.registry import Kind
 from polyvision.analysis.catalogue.facts import Facts, draw, facts_of, in_terminal, save
 from polyvision.errors import PolyvisionError
 
@@ -18,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", help="show this one; without it, list all")
     parser.add_argument(
         "--kind",
-        choices=("pointwise", "normalising", "gated", "stochastic"),
+        choices=get_args(Kind),
         help="list those of one kind",
     )
     parser.add_argument(
@@ -47,7 +49,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 def _list(names: list[str]) -> str:
     rows = [("act=", "kind", "options", "formula", "source")]
-    kinds = ("pointwise", "normalising", "gated", "stochastic")
+    kinds = get_args(Kind)
     for name in sorted(names, key=lambda n: (kinds.index(activation_info(n).kind), n)):
         info = activation_info(name)
         options = ", ".join(f"{k}={v}" for k, v in dataclasses.asdict(info.options()).items())
