@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torchvision import models
 
+from polyvision.models.swap.command import build_empty
 from polyvision.models.swap.replace import swap_activations
-from polyvision.models.swap.zoo import build_empty
 from polyvision.models.trace.functions import is_activation_module, is_bounded
 from polyvision.models.trace.inputs import Inputs, example_inputs
 

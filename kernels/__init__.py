@@ -8,8 +8,9 @@ from polyvision.kernels.autograd import poly_norm, poly_relu
 from polyvision.kernels.composed import poly_norm_apply, poly_norm_stats, polycom
 from polyvision.kernels.environment import describe
 from polyvision.kernels.namesake import step_aside
-from polyvision.kernels.recompute import ffn_down
 from polyvision.kernels.selection import BACKENDS, use_backend
+
+from polyvision.recompute import ffn_down
 
 __all__ = [
     "BACKENDS",

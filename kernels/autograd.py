@@ -15,8 +15,10 @@ from typing import Any
 
 import torch
 from polyvision.kernels import ops, reference, selection
-from polyvision.kernels.recompute import gradients
 from torch import Tensor
+from torch.autograd import forward_ad
+
+from polyvision.recompute import gradients, under_transform
 
 __all__ = ["poly_norm", "poly_relu"]
 
@@ -163,21 +165,28 @@ def _backend(x: Tensor, mul: Tensor | None, slope: Tensor | None = None) -> str:
 
 
 def _composed(backend: str) -> bool:
-    """Tell whether the call takes the composed formula: exports and function transforms."""
-    if torch.compiler.is_compiling():
-        # Without a fused kernel the compiler does best with the formula itself.
-        return torch.compiler.is_exporting() or backend == "reference"
-    transformed = torch._C._are_functorch_transforms_active()
-    return transformed or torch._C._get_tracing_state() is not None
+    """Tell whether the call takes the composed formula: exports, traces and function transforms."""
+    if under_transform():
+        return True
+    # Without a fused kernel the compiler does best with the formula itself.
+    return torch.compiler.is_exporting() or (
+        torch.compiler.is_compiling() and backend == "reference"
+    )
 
 
 def _direct(x: Tensor) -> bool:
-    """Tell whether nobody but autograd watches the call."""
+    """Tell whether x is a plain eager tensor: no compiler, subclass or dispatch mode."""
     return (
         not torch.compiler.is_compiling()
         and type(x) in (Tensor, torch.nn.Parameter)
         and torch._C._len_torch_dispatch_stack() == 0
     )
+
+
+def _recorded_by_autograd(*tensors: Tensor | None) -> bool:
+    """Tell whether a backward pass may follow, or forward-mode AD runs, which is then refused."""
+    needed = any(t is not None and t.requires_grad for t in tensors)
+    return (needed and torch.is_grad_enabled()) or forward_ad._current_level >= 0
 
 
 def poly_norm(
@@ -194,8 +203,15 @@ def poly_norm(
     backend = _backend(x, mul)
     if _composed(backend):
         return reference.poly_norm(x, weight, bias, eps, dim, mul, group, rectify)
-    run = _PolyNorm.apply if _direct(x) else ops.norm
-    y: Tensor = run(x, weight, bias, float(eps), dim, mul, group, rectify, backend)[0]
+    operands = x, weight, bias, float(eps), dim, mul, group, rectify
+    y: Tensor
+    if not _direct(x):
+        y = ops.norm(*operands, backend)[0]
+    elif _recorded_by_autograd(x, weight, bias, mul):
+        y = _PolyNorm.apply(*operands, backend)[0]
+    else:  # no backward pass, which alone reads the statistics
+        run = selection.load(backend).poly_norm_forward
+        y = run(*_in_memory(operands), save_stats=False)[0]
     return y
 
 

@@ -21,7 +21,6 @@ from polyvision.kernels.reference import (
 from torch import Tensor
 
 __all__ = [
-    "coefficient_room",
     "empty_grad_like",
     "empty_stats",
     "poly_norm_backward",
@@ -30,6 +29,7 @@ __all__ = [
     "poly_relu_forward",
     "stats_shape",
     "supports",
+    "zero_grad_like",
 ]
 
 
@@ -46,16 +46,16 @@ def stats_shape(x: Tensor, weight: Tensor, dim: int) -> list[int]:
 
 
 def empty_stats(x: Tensor, weight: Tensor, dim: int) -> Tensor:
-    """Return room for the statistics: one number per power and row."""
+    """Return an empty tensor for the statistics: one number per power and row."""
     return x.new_empty(stats_shape(x, weight, dim), dtype=compute_dtype(x))
 
 
 def empty_grad_like(tensor: Tensor | None, needed: bool) -> Tensor | None:
-    """Return room for the gradient of a tensor, laid out like it."""
+    """Return an empty tensor for the gradient of a tensor, laid out like it."""
     return torch.empty_like(tensor) if tensor is not None and needed else None
 
 
-def coefficient_room(tensor: Tensor | None, needed: bool) -> Tensor | None:
+def zero_grad_like(tensor: Tensor | None, needed: bool) -> Tensor | None:
     """Return contiguous zeros for the gradient of coefficients."""
     if tensor is None or not needed:
         return None
@@ -92,14 +92,15 @@ def poly_norm_forward(
     mul: Tensor | None,
     group: Tensor | None,
     rectify: bool,
-) -> tuple[Tensor, Tensor]:
-    """Return y, laid out like x, and the statistics (see ``empty_stats``).
+    save_stats: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """Return y, laid out like x, and the statistics (see ``empty_stats``), or None for these.
 
-    Arguments as in ``reference.poly_norm``.
+    Arguments as in ``reference.poly_norm``. Only the backward pass reads the statistics.
     """
-    stats = empty_stats(x, weight, dim)
+    stats = empty_stats(x, weight, dim) if save_stats else None
     y = reference.poly_norm(x, weight, bias, eps, dim, mul, group, rectify)
-    if x.numel():
+    if stats is not None and x.numel():
         u, scale = _norm_base(x, dim, rectify)
         for i in range(1, weight.shape[-1] + 1):
             mean = (u**i).square().mean(dim) + eps / scale.squeeze(dim) ** (2 * i)
@@ -126,7 +127,7 @@ def poly_norm_backward(
     a product such as r^3 x^5, which loses all digits for large x.
     """
     if not x.numel():
-        dweight, dbias = coefficient_room(weight, needs[1]), coefficient_room(bias, needs[2])
+        dweight, dbias = zero_grad_like(weight, needs[1]), zero_grad_like(bias, needs[2])
         return empty_grad_like(x, needs[0]), dweight, dbias, empty_grad_like(mul, needs[3])
     u, scale = _norm_base(x, dim, rectify)
     g = grad.to(u.dtype)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from polyvision.kernels.recompute import opened, recompute
 from polyvision.kernels.reference import compute_dtype, row_scale
 from torch import Tensor
+
+from polyvision.recompute import make_functional, recompute
 
 __all__ = ["poly_norm_apply", "poly_norm_stats", "polycom"]
 
@@ -24,7 +25,7 @@ def polycom(
     The powers are recomputed in the backward pass. If ``rho`` is a module, its parameters get
     gradients.
     """
-    base_of, parameters = opened(rho, 1)
+    base_of, parameters = make_functional(rho, 1)
 
     def formula(x: Tensor, weight: Tensor, bias: Tensor | None, *parameters: Tensor) -> Tensor:
         v = x.to(compute_dtype(x))

@@ -7,16 +7,16 @@ each gradient that is not needed. ``autograd`` makes the operations differentiab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from polyvision.kernels import selection
 from polyvision.kernels.closed_form import (
-    coefficient_room,
     empty_grad_like,
     empty_stats,
     stats_shape,
+    zero_grad_like,
 )
 from torch import Tensor
 
@@ -132,7 +132,7 @@ def _(x: Tensor, *_: Any) -> Tensor:
 def _fake_gradients(
     x: Tensor, coefficients: Sequence[Tensor | None], mul: Tensor | None, needs: Sequence[bool]
 ) -> tuple[Tensor, ...]:
-    small = [coefficient_room(c, n) for c, n in zip(coefficients, needs[1:-1], strict=True)]
+    small = [zero_grad_like(c, n) for c, n in zip(coefficients, needs[1:-1], strict=True)]
     return _filled(x, [empty_grad_like(x, needs[0]), *small, empty_grad_like(mul, needs[-1])])
 
 
@@ -167,45 +167,3 @@ def _(
     needs: Sequence[bool],
 ) -> tuple[Tensor, ...]:
     return _fake_gradients(x, (weight, bias, slope), mul, needs)
-
-
-def _one_by_one(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a vmap rule that calls the operation once per sample."""
-
-    def rule(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[Any, Any]:
-        def call(sample: int) -> Any:
-            return operation(
-                *(
-                    a.select(d, sample) if isinstance(a, Tensor) and d is not None else a
-                    for a, d in zip(arguments, in_dims, strict=True)
-                )
-            )
-
-        results = [call(sample) for sample in range(info.batch_size)]
-        if isinstance(results[0], Tensor):
-            return torch.stack(results), 0
-        stacked = tuple(torch.stack(outputs) for outputs in zip(*results, strict=True))
-        return stacked, (0,) * len(stacked)
-
-    return rule
-
-
-@norm.register_vmap
-def _(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[Any, Any]:
-    if any(d is not None for d in in_dims[1:]):
-        return _one_by_one(norm)(info, in_dims, *arguments)  # type: ignore[no-any-return]
-    x, weight, bias, eps, dim, *rest = arguments
-    x = x.movedim(in_dims[0], 0)
-    return norm(x, weight, bias, eps, dim % (x.ndim - 1) + 1, *rest), (0, 0)
-
-
-@relu.register_vmap
-def _(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[Any, Any]:
-    x, weight, bias, slope, *rest = arguments
-    if any(d is not None for d in in_dims[1:]) or (slope is not None and slope.numel() > 1):
-        return _one_by_one(relu)(info, in_dims, *arguments)  # type: ignore[no-any-return]
-    return relu(x.movedim(in_dims[0], 0), weight, bias, slope, *rest), 0
-
-
-norm_backward.register_vmap(_one_by_one(norm_backward))
-relu_backward.register_vmap(_one_by_one(relu_backward))

@@ -37,7 +37,7 @@ def coefficient(
     return values[:, column].index_select(0, group.flatten()).view(group.shape).unsqueeze(dim)
 
 
-def row_scale(v: Tensor, dim: int) -> Tensor:
+def row_scale(v: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     """Return a power of two near each row's maximum, at least 1.
 
     Dividing by it is exact and keeps x^(2i) from overflowing. Smaller rows need no scaling, since

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import polyvision
+from polyvision.activations.plugins import KEY, load_plugins, plugins_of
 from polyvision.errors import PolyvisionError, unknown
 from polyvision.output import escape_output
 
@@ -49,7 +50,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "export": (
         "write a trained network as safetensors, ONNX or a program of torch.export",
-        "polyvision.models.trained.command",
+        "polyvision.models.trained.export",
     ),
     "prepare-text": (
         "write text, JSON lines or parquet as token shards for data=shards",
@@ -62,6 +63,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "swap-report": (
         "swap the activations of a model without data, and print what was replaced and what not",
         "polyvision.models.swap.command",
+    ),
+    "activations": (
+        "list the activations, or show one: formula, parameters, curve",
+        "polyvision.analysis.catalogue.list_command",
+    ),
+    "check": (
+        "check an activation of your own: gradient, dtypes, fp16 range, compile, pickle, memory",
+        "polyvision.analysis.catalogue.check_command",
     ),
     "stability": (
         "measure where activations overflow in fp16, and what that does to training",
@@ -77,7 +86,10 @@ _ABOUT = (
     "What belongs to training activations, before and after it. Training itself is "
     "train_vision.py and train_lm.py, or python -m polyvision.training.train_vision and train_lm."
 )
-_MORE = "polyvision COMMAND --help explains one command."
+_MORE = (
+    "polyvision COMMAND --help explains one command. Every command takes plugins=[my_module,"
+    "path/to/mine.py] for activations of your own."
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -135,10 +147,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code: 0, 2 for a mistake of the user, 128 + signal."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     escape_output()
+    named = [word for word in given if word.startswith(KEY)]
+    given = [word for word in given if not word.startswith(KEY)]
     try:
+        load_plugins(plugins_of(named))
         if given and not given[0].startswith("-") and given[0] not in COMMANDS:
             raise unknown("command", given[0], COMMANDS)
         parsed = _parser(given).parse_args(given)
+        if hasattr(parsed, "overrides"):  # of runs in further processes, which need them too
+            parsed.overrides = [*parsed.overrides, *named]
         print(parsed.run(parsed), flush=True)
     except PolyvisionError as error:
         print(f"polyvision: {error}", file=sys.stderr)

@@ -7,7 +7,14 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["PolyvisionError", "did_you_mean", "first_line", "looked_for", "some", "unknown"]
+__all__ = [
+    "PolyvisionError",
+    "did_you_mean",
+    "first_line",
+    "looked_for",
+    "some",
+    "unknown",
+]
 
 
 class PolyvisionError(ValueError):

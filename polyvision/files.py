@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -39,12 +40,18 @@ def partial_of(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def whole_file(path: Path, *, shared: bool = False) -> Iterator[Path]:
     """Let the block write the file it is given, flush that to the disk, and give it its name.
 
-    The file is whole then, or still what it was. Only one process may write it at a time.
+    The file is whole then, or still what it was.
+
+    Args:
+        path: the file.
+        shared: several processes may write it at a time; each does under a name of its own.
     """
     partial = partial_of(path)
+    if shared:
+        partial = partial.with_name(f"{partial.stem}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         yield partial
         with partial.open("r+b") as file:

@@ -1,4 +1,7 @@
-"""Printing that fails no program: odd characters are escaped, a closed output is survived."""
+"""What is printed: numbers with units that fit, and output that fails no program.
+
+Characters that the output lacks are escaped, and a closed output or a full disk is survived.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,47 @@ import os
 import sys
 from typing import Any
 
-__all__ = ["escape_output", "lasting_output", "say_error"]
+__all__ = [
+    "count",
+    "duration",
+    "escape_output",
+    "lasting_output",
+    "plural",
+    "say_error",
+    "size",
+]
+
+
+def count(number: float) -> str:
+    """Shorten a large number: 23.5M."""
+    for limit, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= 0.9995 * limit:  # three digits of it would be a whole one
+            return f"{number / limit:.3g}{unit}"
+    return f"{number:.3g}"
+
+
+def size(number: float) -> str:
+    """Bytes in binary units: 89.9 MiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(number) < 1024 or unit == "GiB":
+            break
+        number /= 1024
+    return f"{number:.1f} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """A time in the two largest units that fit: 8.4 s, 3 min 20 s, 2 h 5 min."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def plural(number: int, noun: str) -> str:
+    """Count a noun: 1 thread, 2,000 threads."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def escape_output() -> None:

@@ -14,10 +14,38 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from polyvision.errors import PolyvisionError
-from polyvision.output import _lasting, escape_output, lasting_output, say_error
+from polyvision.output import (
+    _lasting,
+    count,
+    duration,
+    escape_output,
+    lasting_output,
+    plural,
+    say_error,
+)
 from polyvision.training import app
 from polyvision.training.logging.quiet import quiet
 from polyvision.training.run.ranks import RankError
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (count(14110.0), "14.1k"),
+        (count(999.9), "1k"),
+        (count(23.5e6), "23.5M"),
+        (count(0.8234), "0.823"),
+        (duration(8.42), "8.4 s"),
+        (duration(59.97), "1 min 0 s"),
+        (duration(200.4), "3 min 20 s"),
+        (duration(2 * 3600 + 301), "2 h 5 min"),
+        (plural(1, "thread"), "1 thread"),
+        (plural(0, "thread"), "0 threads"),
+        (plural(2000, "document"), "2,000 documents"),
+    ],
+)
+def test_numbers_have_units_that_fit(shown, expected):
+    assert shown == expected
 
 
 def ascii_file(path):

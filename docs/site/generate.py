@@ -35,12 +35,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages |= {
         "reference/functions.md": _members("Functions", "polyvision.functional"),
         "reference/activations.md": _activations(),
+        "reference/gallery.md": _gallery(),
         "reference/models.md": _models(),
         "reference/commands.md": _commands(),
         "reference/settings.md": _settings(),
     }
     for page, text in pages.items():
         files.append(File.generated(config, page, content=text))
+    for name, curve in _curves().items():
+        files.append(File.generated(config, f"reference/gallery/{name}.svg", content=curve))
     return files
 
 
@@ -82,6 +85,51 @@ def _activations() -> str:
         rows.append(f"| `{name}` | `{info.formula}` | {info.kind} | {options or '-'} | {source} |")
     head = "# Activations\n\n| `act=` | formula | kind | options | source |\n|---|---|---|---|---|"
     return "\n".join([head, *rows]) + "\n\n" + _members("", "polyvision.activations")[3:]
+
+
+# Filters the rows of the table by what is typed.
+_SEARCH = """<input type="search" placeholder="name, formula, kind, author ..." aria-label="search"
+ style="width: 100%; border: 1px solid; padding: .4em" oninput="
+ const words = this.value.toLowerCase().split(' ');
+ document.querySelectorAll('.md-content tbody tr').forEach(row => row.hidden =
+ !words.every(word => row.textContent.toLowerCase().includes(word)))">"""
+
+
+def _names() -> list[str]:
+    names: list[str] = importlib.import_module("polyvision.activations").activation_names()
+    return names
+
+
+def _gallery() -> str:
+    """Return a table of all activations, each with what is measured on it now."""
+    facts_of = importlib.import_module("polyvision.analysis.catalogue.facts").facts_of
+    rows = []
+    for name in _names():
+        facts = facts_of(name)
+        cells = [
+            f"**`{name}`**<br>{facts.kind}",
+            f"![value and derivative of {name}](gallery/{name}.svg)",
+            f"`{facts.formula}`<br>{facts.source.partition(', http')[0]}",
+            "<br>".join(f"`{k}` {v}" for k, v in facts.parameters.items()) or "none",
+            facts.fp16_text,
+            f"{facts.kept:.3g}",
+        ]
+        rows.append("| " + " | ".join(cell.replace("|", "&#124;") for cell in cells) + " |")
+    head = (
+        "# Gallery\n\nEvery registered activation with its default options. The curves run over "
+        "-4 to 4; a gated one is drawn over its gate, with 1 as the other input, and a normalising "
+        "one maps the whole interval as one row. *fp16*: inputs up to this power of two give "
+        "finite outputs. *Bytes kept*: for each fp32 element, until the backward pass; ReLU keeps "
+        "4. Time beside ReLU: not measured here; `python -m benchmarks.activations` measures it on "
+        "your machine. `polyvision activations NAME` shows the same in a terminal.\n"
+    )
+    table = "| name | curve | formula | parameters | fp16 | bytes kept |\n|---|---|---|---|---|---|"
+    return "\n".join([head, _SEARCH, "", table, *rows]) + "\n"
+
+
+def _curves() -> dict[str, bytes]:
+    facts = importlib.import_module("polyvision.analysis.catalogue.facts")
+    return {name: facts.picture(facts.draw(name)) for name in _names()}
 
 
 def _models() -> str:

@@ -14,7 +14,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from polyvision.files import cache_folder
+from polyvision.files import cache_folder, whole_file
 
 __all__ = ["BuildError", "compiler", "library", "library_path"]
 
@@ -87,12 +86,10 @@ def library_path() -> Path:
 
 
 def _build(path: Path) -> None:
-    """Compile under a name of this process, then move: others see all or nothing."""
+    """Compile under another name, then move: others see all or nothing."""
     print(f"polyvision: building the CPU kernels, once, into {path}", file=sys.stderr, flush=True)
-    handle, name = tempfile.mkstemp(prefix=path.stem, suffix=".tmp", dir=path.parent)
-    os.close(handle)
-    command = [compiler(), *_flags(), str(_HERE / _SOURCES[0]), "-o", name]
-    try:
+    with whole_file(path) as partial:
+        command = [compiler(), *_flags(), str(_HERE / _SOURCES[0]), "-o", str(partial)]
         result = subprocess.run(
             command,
             capture_output=True,
@@ -105,10 +102,6 @@ def _build(path: Path) -> None:
             lines = [line for line in result.stderr.splitlines() if "error" in line]
             reason = (lines or result.stderr.splitlines() or ["no message"])[0]
             raise BuildError(f"{command[0]} failed: {reason}")
-        os.chmod(name, 0o755)  # the cache may serve several users
-        os.replace(name, path)
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
 def _build_alone(path: Path) -> None:

@@ -234,7 +234,7 @@ void run(const Call& c, bool backward, F f) {
         s.out = out.open(o, i, count, n);
         s.dmul = dmul.open(o, i, count, n);
         s.slope_sums = parameters.slope_sums(block);
-        s.stats = reinterpret_cast<C*>(c.stats) + (o * c.inner + i) * c.order;
+        s.stats = c.stats ? reinterpret_cast<C*>(c.stats) + (o * c.inner + i) * c.order : nullptr;
         for (int64_t r = 0; r < width; ++r) {
           const int64_t group = parameters.group(o, i + std::min(r, count - 1));
           s.weight[r] = parameters.weight(group);

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 from polyvision.kernels import closed_form
-from polyvision.kernels.closed_form import coefficient_room, empty_grad_like, empty_stats
+from polyvision.kernels.closed_form import empty_grad_like, empty_stats, zero_grad_like
 from polyvision.kernels.cpu import build
 from torch import Tensor
 
@@ -178,9 +178,10 @@ def poly_norm_forward(
     mul: Tensor | None,
     group: Tensor | None,
     rectify: bool,
-) -> tuple[Tensor, Tensor]:
+    save_stats: bool = True,
+) -> tuple[Tensor, Tensor | None]:
     """Return y and the statistics; see ``closed_form.poly_norm_forward``."""
-    y, stats = torch.empty_like(x), empty_stats(x, weight, dim)
+    y, stats = torch.empty_like(x), empty_stats(x, weight, dim) if save_stats else None
     if x.numel():
         coefficients = (weight.contiguous(), _plain(bias), None, None, None, None)
         rows = stats, _groups(group), dim, eps, rectify
@@ -203,7 +204,7 @@ def poly_norm_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of x, weight, bias and mul; see ``closed_form.poly_norm_backward``."""
     dx, dmul = empty_grad_like(x, needs[0]), empty_grad_like(mul, needs[3])
-    dweight, dbias = coefficient_room(weight, needs[1]), coefficient_room(bias, needs[2])
+    dweight, dbias = zero_grad_like(weight, needs[1]), zero_grad_like(bias, needs[2])
     if x.numel():
         coefficients = (weight.contiguous(), _plain(bias), None, dweight, dbias, None)
         rows = stats, _groups(group), dim, eps, rectify
@@ -244,8 +245,8 @@ def poly_relu_backward(
     if _rows_and_channels(slope, group):
         return closed_form.poly_relu_backward(grad, x, weight, bias, slope, mul, group, needs)
     dx, dmul = empty_grad_like(x, needs[0]), empty_grad_like(mul, needs[4])
-    dweight, dbias = coefficient_room(weight, needs[1]), coefficient_room(bias, needs[2])
-    dslope = coefficient_room(slope, needs[3])
+    dweight, dbias = zero_grad_like(weight, needs[1]), zero_grad_like(bias, needs[2])
+    dslope = zero_grad_like(slope, needs[3])
     if x.numel():
         coefficients = (
             *(weight.contiguous(), _plain(bias), _plain(slope)),

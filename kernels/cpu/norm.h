@@ -46,7 +46,7 @@ struct Norm {
 
   static void forward(const Strips& s) {
     const Scales scales = measure(s);
-    for (int64_t r = 0; r < s.count; ++r) {
+    for (int64_t r = 0; s.stats && r < s.count; ++r) {
       s.stats[r * R] = scales.first[r];
       for (int i = 1; i < R; ++i) s.stats[r * R + i] = scales.root[i][r];
     }

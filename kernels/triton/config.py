@@ -1,7 +1,8 @@
-"""The closed table of tile shapes and warps: (features, element size, layout, chip) -> Tile.
+"""Tile shapes and warps, by formula from features, element size, layout, order and gate.
 
-Nothing here depends on the number of rows and nothing is timed at run time. Reasons and register
-counts are in docs/kernels-triton.md.
+No autotuning: nothing is timed at run time. Tiles of contiguous rows do not depend on the number of
+rows. Strided tiles (NCHW) depend on the positions of an image, up to 32, never on the batch size.
+Reasons and register counts are in docs/kernels-triton.md.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def _power_of_two(n: int) -> int:
 
 
 def norm_tile(size: int, inner: int, itemsize: int, order: int, gated: bool, rectify: bool) -> Tile:
-    """Return the tile of the PolyNorm kernels for rows of ``size``, ``inner`` of them abreast.
+    """Return the tile of the PolyNorm kernels for rows of ``size`` with stride ``inner``.
 
     Longer rows are read in chunks; what counts as long follows what a thread must hold in backward:
     x and dy, the factor of the gated form, the choice of a rectified base, and per row coefficients

@@ -1,4 +1,4 @@
-"""Coefficient gradients: room for the partial sums of a backward kernel, and their last, small sum.
+"""Gradients of coefficients: buffers for the partial sums of a backward kernel, and their total.
 
 Every program writes its own partial sums, which are added in a fixed order: no atomics, the same
 bits every time.
@@ -27,7 +27,7 @@ def sum_buffers(
     grid: tuple[int, int],
     rows: int,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return room for the sums of each program, or with ``group`` of each row."""
+    """Return buffers for the sums of each program, or with ``group`` of each row."""
     count = weight.shape[-1] + (bias is not None)
     shape = (grid[0] * grid[1], count) if group is None else (count, grid[1], rows)
     buffer = torch.empty(shape, dtype=torch.float32, device=x.device)

@@ -14,36 +14,19 @@ from polyvision.errors import PolyvisionError, unknown
 __all__ = ["base_function"]
 
 
-class _PReLU(nn.PReLU):
-    """PReLU in the dtype of its input, which PolyCom has widened, whatever that of the slope."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return nn.functional.prelu(input, self.weight.to(input.dtype))
-
-
-# Bases that the paper names beside ReLU and SiLU, which are registered, and the one that makes
-# PolyCom a plain polynomial.
-_PLAIN_BASES: dict[str, Callable[[], nn.Module]] = {
-    "identity": nn.Identity,
-    "prelu": _PReLU,
-    "sigmoid": nn.Sigmoid,
-}
-
-
 def base_function(
     rho: str | Callable[[Tensor], Tensor],
     device: torch.device | str | None,
     dtype: torch.dtype | None,
 ) -> Callable[[Tensor], Tensor]:
     """Return the function that ``rho`` names or is."""
-    registered = activation_names("pointwise")
-    bases = sorted({*registered, *_PLAIN_BASES})
+    # The identity makes PolyCom a plain polynomial; as an activation it would be none.
+    bases = sorted(["identity", *activation_names("pointwise")])
     if isinstance(rho, str):
-        if rho in _PLAIN_BASES and rho not in registered:
-            return _PLAIN_BASES[rho]().to(device=device, dtype=dtype)
-        if rho not in registered:
+        if rho not in bases:
             raise unknown("base (rho) of PolyCom", rho, bases)
-        return create_activation(rho).to(device=device, dtype=dtype)
+        base = nn.Identity() if rho == "identity" else create_activation(rho)
+        return base.to(device=device, dtype=dtype)
     if inspect.isclass(rho):
         raise PolyvisionError(
             f"PolyCom: rho must be a function or module, got the class {rho.__name__}; "

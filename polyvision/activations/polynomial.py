@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from polyvision import functional
+from polyvision.activations.base.coefficients import Polynomial, integer, is_traced, step_of_a_graph
+from polyvision.activations.base.shared import wide
 from polyvision.activations.bases import base_function
-from polyvision.activations.coefficients import Polynomial, integer
 from polyvision.activations.registry import (
     register_activation,
 )
-from polyvision.errors import PolyvisionError
+from polyvision.errors import PolyvisionError, unknown
 
 __all__ = [
     "PolyCom",
@@ -31,6 +32,7 @@ __all__ = [
     "PolyReLUNorm",
 ]
 
+_NORMS = ("rms", "l2")
 _PAPER = "Zhuo et al. 2024, https://arxiv.org/abs/2411.03884"
 
 
@@ -55,6 +57,9 @@ class PolyNorm(Polynomial):
         dtype: dtype of the coefficients; the output has the input's dtype whatever it is.
         groups: a set of coefficients for each of so many groups of rows, such as the experts of a
             mixture; the call then takes the group of each row. None for one set.
+        norm: ``rms`` divides by the root mean square, as the paper's Algorithm 2 and its code;
+            ``l2`` by the L2 norm, as its equation 3. In a row of n the second is the first,
+            constant term included, divided by sqrt(n).
 
     Shape:
         Input and output: any shape with ``dim``. Parameters: ``weight`` (order,), ``bias`` (1,), or
@@ -81,8 +86,11 @@ class PolyNorm(Polynomial):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         groups: int | None = None,
+        norm: Literal["rms", "l2"] = "rms",
     ) -> None:
         super().__init__(order, bias, device, dtype, groups)
+        if norm not in _NORMS:
+            raise unknown(f"norm of {type(self).__name__}", norm, _NORMS)
         if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 < eps < math.inf:
             raise ValueError(
                 f"{type(self).__name__}: eps must be a finite number greater than 0, got {eps!r}"
@@ -91,16 +99,37 @@ class PolyNorm(Polynomial):
             raise ValueError(f"{type(self).__name__}: dim must be an integer, got {dim!r}")
         self.eps = eps
         self.dim = dim
+        self.norm = norm
+
+    def function_name(self) -> str:
+        """Name the function that the coefficients belong to, and its norm unless it is RMS."""
+        return self._function + ("" if self.norm == "rms" else f"(norm={self.norm})")
+
+    def coefficients(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return weight and bias for the kernels, which divide the rows of ``x`` by their RMS."""
+        if self.norm == "rms":
+            return self.weight, self.bias
+        bias = None if self.bias is None else _over_root(self.bias, x, self.dim)
+        return _over_root(self.weight, x, self.dim), bias
 
     def forward(self, x: Tensor, group: Tensor | None = None) -> Tensor:
         """Apply the activation to ``x``; ``group`` names the coefficients of each row."""
-        return functional.poly_norm(x, self.weight, self.bias, self.eps, dim=self.dim, group=group)
+        weight, bias = self.coefficients(x)
+        return functional.poly_norm(x, weight, bias, self.eps, dim=self.dim, group=group)
 
     def extra_repr(self) -> str:
         """Show the settings that the function depends on."""
-        return f"order={self.order}, eps={self.eps}, dim={self.dim}" + (
-            "" if self.bias is not None else ", bias=False"
-        )
+        shown = f"order={self.order}, eps={self.eps}, dim={self.dim}"
+        shown += "" if self.bias is not None else ", bias=False"
+        return shown + ("" if self.norm == "rms" else f", norm={self.norm!r}")
+
+
+def _over_root(values: Tensor, x: Tensor, dim: int) -> Tensor:
+    """Divide coefficients by the root of the length of a row, in fp32 or fp64."""
+    return wide(values) / math.sqrt(max(x.shape[dim], 1))
+
+
+torch.fx.wrap("_over_root")
 
 
 class PolyNorm2d(PolyNorm):
@@ -123,9 +152,10 @@ class PolyNorm2d(PolyNorm):
         bias: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        norm: Literal["rms", "l2"] = "rms",
     ) -> None:
         super().__init__(
-            inplace, order=order, eps=eps, dim=dim, bias=bias, device=device, dtype=dtype
+            inplace, order=order, eps=eps, dim=dim, bias=bias, device=device, dtype=dtype, norm=norm
         )
 
 
@@ -149,9 +179,8 @@ class PolyReLUNorm(PolyNorm):
 
     def forward(self, x: Tensor, group: Tensor | None = None) -> Tensor:
         """Apply the activation to ``x``; ``group`` names the coefficients of each row."""
-        return functional.poly_relu_norm(
-            x, self.weight, self.bias, self.eps, dim=self.dim, group=group
-        )
+        weight, bias = self.coefficients(x)
+        return functional.poly_relu_norm(x, weight, bias, self.eps, dim=self.dim, group=group)
 
 
 @register_activation(
@@ -225,6 +254,9 @@ class PolyPReLU(Polynomial):
         order: highest power r, 1 to 8.
         bias: learn a constant term.
         slope: initial value of s; the paper gives none, this is that of ``torch.nn.PReLU``.
+        num_parameters: 1 for one slope, or the number of channels for a slope each, as in
+            ``torch.nn.PReLU``.
+        dim: the dimension of the channels; only read where ``num_parameters`` is not 1.
         device: where the coefficients live.
         dtype: dtype of the coefficients.
         init: ``equal`` for coefficients 1/order; ``base`` for (1, 0, ..., 0), PReLU.
@@ -246,6 +278,8 @@ class PolyPReLU(Polynomial):
         order: int = 3,
         bias: bool = True,
         slope: float = 0.25,
+        num_parameters: int = 1,
+        dim: int = 1,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         init: Literal["equal", "base"] = "equal",
@@ -256,9 +290,19 @@ class PolyPReLU(Polynomial):
             or not math.isfinite(slope)
         ):
             raise PolyvisionError(f"PolyPReLU: slope must be a finite number, got {slope!r}")
+        if not integer(num_parameters) or num_parameters < 1:
+            raise PolyvisionError(
+                f"PolyPReLU: num_parameters must be a positive integer, got {num_parameters!r}"
+            )
+        if not integer(dim):
+            raise PolyvisionError(f"PolyPReLU: dim must be an integer, got {dim!r}")
         self._initial_slope = slope
         super().__init__(order, bias, device, dtype, init=init)
-        self.slope = nn.Parameter(torch.full((1,), float(slope), device=device, dtype=dtype))
+        self.slope = nn.Parameter(
+            torch.full((num_parameters,), float(slope), device=device, dtype=dtype)
+        )
+        if num_parameters != 1:
+            self.dim = dim
 
     def reset_parameters(self) -> None:
         """Set the coefficients to what ``init`` names, bias to 0, slope to its initial value."""
@@ -268,11 +312,19 @@ class PolyPReLU(Polynomial):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the activation to ``x``."""
-        return functional.poly_relu(x, self.weight, self.bias, slope=self.slope)
+        # The function has its channels in dim 1.
+        dim = getattr(self, "dim", 1)
+        y = functional.poly_relu(
+            x if dim == 1 else x.movedim(dim, 1), self.weight, self.bias, slope=self.slope
+        )
+        return y if dim == 1 else y.movedim(1, dim)
 
     def extra_repr(self) -> str:
         """Show the settings that the function depends on."""
-        return f"order={self.order}" + ("" if self.bias is not None else ", bias=False")
+        channels = (
+            f", num_parameters={len(self.slope)}, dim={self.dim}" if hasattr(self, "dim") else ""
+        )
+        return f"order={self.order}" + ("" if self.bias is not None else ", bias=False") + channels
 
 
 @register_activation(
@@ -289,11 +341,11 @@ class PolyCom(Polynomial):
 
     Args:
         inplace: accepted and ignored.
-        rho: the base: name of a registered pointwise activation, ``identity``, ``prelu`` or
-            ``sigmoid``, or (in Python only) a function or module of one tensor, deterministic, such
-            as ``torch.tanh``. A module's parameters are learned (of ``prelu`` its slope); those of
-            a module that is passed stay on their device and in their dtype. To pickle a PolyCom,
-            its function must be one that can be imported.
+        rho: the base: name of a registered pointwise activation or ``identity``, or (in Python
+            only) a function or module of one tensor, deterministic, such as ``torch.tanh``. A
+            module's parameters are learned (of ``prelu`` its slope); those of a module that is
+            passed stay on their device and in their dtype. To pickle a PolyCom, its function must
+            be one that can be imported.
         kind: "I" for powers of rho(x), "II" for rho of the powers.
         order: highest power r, 1 to 8.
         bias: learn a constant term.
@@ -344,9 +396,13 @@ class PolyCom(Polynomial):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the activation to ``x``."""
-        given: Any = x
-        if isinstance(given, torch.fx.Proxy):
-            return self._step_of_a_graph(given)
+        if is_traced(x):  # a graph takes no function as an argument
+            step: Tensor | None = step_of_a_graph(self, x)
+            if step is None:
+                raise PolyvisionError(
+                    "PolyCom is a single step for torch.fx: trace the network that holds it"
+                )
+            return step
         return functional.polycom(x, self.weight, self.bias, rho=self.rho, kind=self.kind)
 
     def extra_repr(self) -> str:
@@ -356,13 +412,3 @@ class PolyCom(Polynomial):
         return f"{rho}kind={self.kind!r}, order={self.order}" + (
             "" if self.bias is not None else ", bias=False"
         )
-
-    def _step_of_a_graph(self, x: Any) -> Tensor:
-        """Enter the module as one step: a graph of torch.fx takes no function as an argument."""
-        name = x.tracer.path_of_module(self)
-        if not name:
-            raise PolyvisionError(
-                "PolyCom is a single step for torch.fx: trace the network that holds it"
-            )
-        step: Tensor = x.tracer.create_proxy("call_module", name, (x,), {})
-        return step

@@ -6,12 +6,15 @@ import base64
 import dataclasses
 import html
 import io
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+import markdown
 from matplotlib.figure import Figure
 
-__all__ = ["Section", "as_html", "as_markdown", "png"]
+from polyvision.errors import PolyvisionError
+
+__all__ = ["Section", "as_html", "as_markdown", "png", "write_report"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,29 +78,41 @@ th { background: #f2f2f2 } img { max-width: 100% }
 
 def as_html(title: str, lead: str, sections: Sequence[Section]) -> str:
     """Write the report as one page, figures inside."""
-    parts = [
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}'
-        f"</title><style>{_STYLE}</style></head><body><h1>{html.escape(title)}</h1>",
-        f"<p>{html.escape(lead)}</p>",
+    numbered = [
+        dataclasses.replace(section, figure=section.figure and (f"figure{i}", section.figure[1]))
+        for i, section in enumerate(sections)
     ]
-    for section in sections:
-        parts.append(f"<h2>{html.escape(section.title)}</h2>")
-        parts += [f"<p>{_emphasis(html.escape(text))}</p>" for text in section.paragraphs]
-        if section.items:
-            items = "".join(f"<li>{html.escape(item)}</li>" for item in section.items)
-            parts.append(f"<ul>{items}</ul>")
-        if section.figure:
-            data = base64.b64encode(section.figure[1]).decode()
-            alt = html.escape(section.title)
-            parts.append(f'<img alt="{alt}" src="data:image/png;base64,{data}">')
-        for i, row in enumerate(section.table):
-            tag = "td" if i else "th"
-            cells = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)
-            parts.append(("" if i else "<table>") + f"<tr>{cells}</tr>")
-        if section.table:
-            parts.append("</table>")
-    return "\n".join([*parts, "</body></html>"]) + "\n"
+    # Neither tags nor names such as __init__ are markup.
+    text = html.escape(as_markdown(title, lead, numbered), quote=False).replace("_", "&#95;")
+    body = markdown.markdown(text, extensions=["tables", "sane_lists"])
+    for name, image in _figures(numbered).items():
+        data = base64.b64encode(image).decode()
+        body = body.replace(f'src="{name}"', f'src="data:image/png;base64,{data}"')
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}'
+        f"</title><style>{_STYLE}</style></head><body>\n{body}\n</body></html>\n"
+    )
 
 
-def _emphasis(text: str) -> str:
-    return re.sub(r"\*(\w[^*]*)\*", r"<em>\1</em>", text)
+def _figures(sections: Sequence[Section]) -> dict[str, bytes]:
+    return dict(section.figure for section in sections if section.figure)
+
+
+def write_report(
+    folder: Path, title: str, lead: str, sections: Sequence[Section], files: Mapping[str, str]
+) -> str:
+    """Write Markdown, HTML, figures and further files; return the Markdown and where they lie.
+
+    Raises:
+        PolyvisionError: the folder cannot be written.
+    """
+    text = as_markdown(title, lead, sections)
+    texts = {"report.md": text, "report.html": as_html(title, lead, sections), **files}
+    contents = {name: each.encode() for name, each in texts.items()} | _figures(sections)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            (folder / name).write_bytes(content)
+    except OSError as error:
+        raise PolyvisionError(f"--output: cannot write {folder}: {error.strerror}") from error
+    return f"{text}\nWritten to {folder}: {', '.join(contents)}"

@@ -1,24 +1,19 @@
-"""Figures for TensorBoard."""
+"""Learned activation functions drawn beside their initial ones, for TensorBoard."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
-from matplotlib.patches import PathPatch
-from matplotlib.path import Path
-from matplotlib.textpath import TextPath, text_to_path
 from torch import Tensor, nn
+
+from polyvision.activations import activation_kind
 
 __all__ = ["SITES_PER_FIGURE", "Curve", "activation_curves", "site_curve"]
 
@@ -77,29 +72,36 @@ def site_curve(module: nn.Module, initial: nn.Module, rows: Tensor) -> Curve:
     """
     if hasattr(module, "dim"):
         order = rows.square().mean(1).argsort()
-        x = rows[order[len(order) // 2]].sort().values
+        x = rows[order[len(order) // 2]]
     else:
         x = torch.linspace(float(rows.min()), float(rows.max()), _POINTS, device=rows.device)
-    values = (_apply(each.to(x.device), x).float().cpu() for each in (module, initial))
-    return Curve(x.cpu(), *values)
+    values = [_apply(each.to(x.device), x).float().cpu() for each in (module, initial)]
+    # Sorted afterwards: some activations tell features apart by their place.
+    x, ascending = x.cpu().sort()
+    return Curve(x, *(y[ascending] for y in values))
 
 
 def _apply(module: nn.Module, x: Tensor) -> Tensor:
     # The feature dimension comes second whatever the site's dim is: (1, features) or NCHW 1x1.
-    shaped = x.view(1, -1, 1, 1) if getattr(module, "dim", -1) == 1 else x.view(1, -1)
+    shaped = x.reshape(1, -1, 1, 1) if getattr(module, "dim", -1) == 1 else x.reshape(1, -1)
+    inputs = [shaped]
+    if activation_kind(module) == "gated":
+        inputs.append(torch.ones_like(shaped))
+    if getattr(module, "groups", None):
+        # Of coefficients that differ from expert to expert, those of the first one.
+        inputs.append(torch.zeros(1, dtype=torch.int64, device=x.device))
+    training = module.training
+    module.eval()  # what is random in training is a function of x only now
     with torch.no_grad():
-        try:
-            # Of coefficients that differ from expert to expert, those of the first one.
-            first = [torch.zeros(1, dtype=torch.int64, device=x.device)]
-            y: Tensor = module(shaped, *first if getattr(module, "groups", None) else ())
-        except TypeError:  # a gated activation takes two inputs
-            y = module(shaped, torch.ones_like(shaped))
+        y: Tensor = module(*inputs)
+    module.train(training)
     return y.flatten()
 
 
-# One set of axes holds all panels: 49 of their own would take ten times as long to draw.
+# All panels lie in one set of axes: a subplot for each would take twice as long to draw.
 _STEP = (1.32, 1.5)  # from panel to panel, whose sides are 1
 _STYLES: dict[str, dict[str, Any]] = {
+    "frame": {"color": "0.85", "linewidth": 0.6},
     "ReLU": {"color": "0.65", "linewidth": 0.9},
     "GELU": {"color": "0.65", "linewidth": 0.9, "linestyle": ":"},
     "initial": {"color": "tab:orange", "linewidth": 1.1, "linestyle": "--"},
@@ -110,119 +112,50 @@ _STYLES: dict[str, dict[str, Any]] = {
 def _figure(curves: Mapping[str, Curve]) -> Figure:
     columns = math.ceil(math.sqrt(len(curves)))
     lines = math.ceil(len(curves) / columns)
-    width, height = max(1.5 * columns, 4.0) + 0.3, 1.5 * lines + 0.4
-    figure = Figure(figsize=(width, height), dpi=80)
+    figure = Figure(figsize=(max(1.5 * columns, 4.0) + 0.3, 1.5 * lines + 0.4), dpi=80)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     axes.set_xlim(-0.2, max(columns, 4.0 / 1.5) * _STEP[0] - 0.2)
     axes.set_ylim(-_STEP[1] * (lines - 1) - 0.3, 1.6)
-    strokes: dict[str, list[Tensor]] = {style: [] for style in _STYLES}
-    frames: list[Tensor] = []
-    labels: list[Path] = []
+    strokes: dict[str, list[Any]] = {style: [] for style in _STYLES}
     for i, (name, curve) in enumerate(curves.items()):
-        corner = torch.tensor([_STEP[0] * (i % columns), -_STEP[1] * (i // columns)])
-        panel = _Panel(corner, curve)
-        frames += [panel.frame(), *panel.zeros()]
-        for style, y in _lines(curve).items():
-            strokes[style].append(panel.place(curve.x, y))
-        labels += panel.label(name)
-    axes.add_collection(LineCollection(_arrays(frames), colors="0.85", linewidths=0.6))
+        left, bottom = _STEP[0] * (i % columns), -_STEP[1] * (i // columns)
+        x, y = _range(curve.x), _range(torch.cat([curve.learned, curve.initial]))
+        panel = {
+            "frame": _frame(x, y),
+            "ReLU": torch.stack([curve.x, F.relu(curve.x)], dim=1),
+            "GELU": torch.stack([curve.x, F.gelu(curve.x)], dim=1),
+            "initial": torch.stack([curve.x, curve.initial], dim=1),
+            "learned": torch.stack([curve.x, curve.learned], dim=1),
+        }
+        low = torch.tensor([x[0], y[0]])
+        size = torch.tensor([x[1], y[1]]) - low
+        for style, points in panel.items():
+            unit = (points - low) / size
+            inside = (unit[:, 1:] >= -0.001) & (unit[:, 1:] <= 1.001)  # else a gap
+            placed = torch.where(inside, unit, torch.nan) + torch.tensor([left, bottom])
+            strokes[style].append(placed.numpy())
+        ends = f"x {x[0]:.3g} to {x[1]:.3g}   y {y[0]:.3g} to {y[1]:.3g}"
+        axes.text(left + 0.5, bottom + 1.04, name, fontsize=7, ha="center")
+        axes.text(left + 0.5, bottom - 0.11, ends, fontsize=6, ha="center")
     for style, paths in strokes.items():
-        axes.add_collection(LineCollection(_arrays(paths), label=style, **_STYLES[style]))
-    outlines = Path.make_compound_path(*labels)
-    # Not add_patch, which would look for the bounds of every stroke.
-    axes.add_artist(PathPatch(outlines, facecolor="black", edgecolor="none", snap=False))
+        label = None if style == "frame" else style
+        axes.add_collection(LineCollection(paths, label=label, **_STYLES[style]), autolim=False)
     axes.legend(loc="upper left", ncols=4, fontsize="small", frameon=False, borderaxespad=0.2)
     return figure
 
 
-def _lines(curve: Curve) -> dict[str, Tensor]:
-    x = curve.x
-    return {
-        "ReLU": F.relu(x),
-        "GELU": F.gelu(x),
-        "initial": curve.initial,
-        "learned": curve.learned,
-    }
-
-
-def _arrays(paths: list[Tensor]) -> list[Any]:
-    return [path.numpy() for path in paths]
-
-
-class _Panel:
-    """A unit square that holds one curve; its range is that of the site's own two functions.
-
-    ReLU and GELU may leave it.
-    """
-
-    def __init__(self, corner: Tensor, curve: Curve) -> None:
-        self.corner = corner
-        own = torch.cat([curve.learned, curve.initial])
-        own = own[own.isfinite()]
-        self.x = _range(curve.x)
-        self.y = _range(own if own.numel() else torch.zeros(1))
-
-    def place(self, x: Tensor, y: Tensor) -> Tensor:
-        """Map a line into the panel, (points, 2); what lies outside becomes a gap."""
-        u = (x - self.x[0]) / (self.x[1] - self.x[0])
-        v = (y - self.y[0]) / (self.y[1] - self.y[0])
-        v = torch.where((v >= -0.001) & (v <= 1.001), v, torch.nan)
-        return torch.stack([u, v], dim=1) + self.corner
-
-    def frame(self) -> Tensor:
-        """Return the outline."""
-        return self.corner + torch.tensor([[0.0, 0], [1, 0], [1, 1], [0, 1], [0, 0]])
-
-    def zeros(self) -> list[Tensor]:
-        """Return the lines x = 0 and y = 0 where they cross the panel."""
-        found = []
-        if self.x[0] < 0 < self.x[1]:
-            found.append(self.place(torch.zeros(2), torch.tensor(self.y)))
-        if self.y[0] < 0 < self.y[1]:
-            found.append(self.place(torch.tensor(self.x), torch.zeros(2)))
-        return found
-
-    def label(self, name: str) -> list[Path]:
-        """Return the outlines of the site's name, above, and of the ends of both ranges, below."""
-        left, bottom = self.corner.tolist()
-        ranges = {"x": self.x, "y": self.y}
-        ends = "   ".join(f"{axis} {low:.3g} to {high:.3g}" for axis, (low, high) in ranges.items())
-        middle = left + 0.5
-        return [_letters(name, 7, middle, bottom + 1.04), _letters(ends, 6, middle, bottom - 0.11)]
-
-
-def _letters(text: str, points: float, middle: float, base: float) -> Path:
-    """Return the outline of a line of text, centred at ``middle``.
-
-    Most of the time of a figure with hundreds of letters goes into ``axes.text``; filling outlines
-    that are made once for each letter takes a fraction of it.
-    """
-    letters = [_letter(letter) for letter in text]
-    scale = points / 72 * np.array(_STEP) / 1.5
-    ends = list(itertools.accumulate((width for _, width in letters), initial=0.0))
-    start = middle - ends[-1] * scale[0] / 2
-    drawn = [
-        Path(np.asarray(path.vertices) * scale + np.array([start + x * scale[0], base]), path.codes)
-        for (path, _), x in zip(letters, ends, strict=False)
-        if path.codes is not None
-    ]
-    return Path.make_compound_path(*drawn)
-
-
-@functools.cache
-def _letter(letter: str) -> tuple[Path, float]:
-    """Return the outline of a letter and its width, both for a font size of 1."""
-    font = FontProperties()
-    width, _, _ = text_to_path.get_text_width_height_descent(letter, font, False)
-    width /= font.get_size_in_points()
-    if letter.isspace():  # matplotlib fails on an outline without points
-        return Path(np.empty((0, 2))), width
-    outline = TextPath((0, 0), letter, size=1)
-    return Path(outline.vertices, outline.codes), width
+def _frame(x: tuple[float, float], y: tuple[float, float]) -> Tensor:
+    """Return the outline of a panel, and the lines x = 0 and y = 0 where they cross it."""
+    outline = [(x[0], y[0]), (x[1], y[0]), (x[1], y[1]), (x[0], y[1]), (x[0], y[0])]
+    gap = (math.nan, math.nan)
+    zeros = [gap, (0.0, y[0]), (0.0, y[1])] if x[0] < 0 < x[1] else []
+    zeros += [gap, (x[0], 0.0), (x[1], 0.0)] if y[0] < 0 < y[1] else []
+    return torch.tensor(outline + zeros)
 
 
 def _range(values: Tensor) -> tuple[float, float]:
-    """Return least and largest value, apart even where all are equal."""
-    low, high = float(values.min()), float(values.max())
+    """Return the least and the largest finite value, apart even where all are equal."""
+    finite = values[values.isfinite()]
+    low, high = (float(finite.min()), float(finite.max())) if finite.numel() else (0.0, 0.0)
     return (low, high) if high > low else (low - 0.5, low + 0.5)

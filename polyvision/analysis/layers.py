@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from polyvision.errors import first_line, some
+from polyvision.models.language.generation import eval_mode
 from polyvision.models.language.moe import MoE
 from polyvision.models.language.transformer import Transformer
 from polyvision.models.swap.sites import feature_dim
-from polyvision.models.trace.calls import Tracer
 from polyvision.models.trace.inputs import Inputs, other_sizes
+from polyvision.models.trace.tracer import Tracer
 
 __all__ = [
     "FeedForwardPart",
@@ -156,16 +159,12 @@ def inference(model: nn.Module) -> Iterator[None]:
 
     Compiled code would pass by the hooks.
     """
-    modes = {module: module.training for module in model.modules()}
     compiled, model._compiled_call_impl = model._compiled_call_impl, None
-    model.eval()
     try:
-        with torch.no_grad():
+        with eval_mode(model), torch.no_grad():
             yield
     finally:
         model._compiled_call_impl = compiled
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def forward(model: nn.Module, inputs: Tensor) -> None:
@@ -181,18 +180,33 @@ def feature_dims(model: nn.Module, inputs: Tensor, names: Sequence[str]) -> dict
 
     An image network is run on fake images of two sizes, as for activations; a module that does not
     tell is left out. In a network that reads no images every feature dimension is the last.
+
+    Warns:
+        UserWarning: the network fails at the other size, and for some module that was needed.
     """
     if inputs.ndim != 4:
         return dict.fromkeys(names, -1)
     tracer, given = Tracer(model), Inputs.of(inputs)
-    runs = [tracer.outputs(given, names)]
-    with suppress(Exception):  # whatever a foreign forward raises at another size
-        runs += [tracer.outputs(other, names) for other in other_sizes(given)]
-    found = {}
-    for name in names:
-        dim = feature_dim([run[name] for run in runs]) if all(name in run for run in runs) else None
-        if dim is not None:
-            found[name] = dim
+    (other,) = other_sizes(given)
+    runs, failure = [tracer.outputs(given, names)], ""
+    try:
+        runs.append(tracer.outputs(other, names))
+    except Exception as error:  # whatever a foreign forward raises
+        failure = f"{type(error).__name__}: {first_line(error)}"
+    found = {
+        name: dim
+        for name in names
+        if all(name in run for run in runs)
+        and (dim := feature_dim([run[name] for run in runs])) is not None
+    }
+    missing = [name for name in names if name not in found]
+    if failure and missing:
+        warnings.warn(
+            f"{type(model).__name__} does not run on images of {tuple(other.args[0].shape)} "
+            f"({failure}), so the feature dimension of {some(missing)} is not known: their maps "
+            f"are taken as NCHW",
+            stacklevel=2,
+        )
     return found
 
 

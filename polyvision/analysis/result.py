@@ -14,6 +14,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from polyvision.analysis.document import png
 from polyvision.errors import PolyvisionError
 
 __all__ = ["Result", "text_table"]
@@ -40,9 +41,7 @@ class Result:
     @functools.cached_property
     def png(self) -> bytes:
         """The figure; drawing it takes most of the time of a small analysis, so once must do."""
-        buffer = io.BytesIO()
-        self.figure.savefig(buffer, format="png", dpi=110)
-        return buffer.getvalue()
+        return png(self.figure, dpi=110)
 
     def tags(self) -> dict[str, float]:
         """Return the finite scalars under their whole tags."""

@@ -6,14 +6,14 @@ import argparse
 from pathlib import Path
 
 import torch
-from torch.utils.tensorboard import SummaryWriter
 
 from polyvision.analysis.cost.report import cost_tables
+from polyvision.analysis.device import add_device_argument, pick_device
 from polyvision.analysis.health.measure import gradient_norms
-from polyvision.analysis.language.trained import pick_device
 from polyvision.analysis.result import Result
 from polyvision.errors import PolyvisionError, unknown
 from polyvision.training.logging.analysis_callback import KINDS, Probe, analyse, probe, rank_history
+from polyvision.training.logging.tensorboard import TagWriter
 from polyvision.training.loop.module import TaskModule
 from polyvision.training.restore import load_model
 
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=16,
         help="validation samples, evenly spread (default: %(default)s)",
     )
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add_device_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> str:
@@ -93,6 +93,6 @@ def _gradients(module: TaskModule, batch: Probe) -> dict[str, float]:
 
 def _write(result: Result, folder: Path, step: int) -> str:
     paths = result.save(folder)
-    with SummaryWriter(str(folder)) as writer:
+    with TagWriter(str(folder)) as writer:
         result.log(writer, step)
     return f"{result.text}\n\nwritten: {', '.join(map(str, paths))} and TensorBoard events"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from polyvision.analysis.cost.estimate import Cost
 from polyvision.errors import PolyvisionError, unknown
+from polyvision.output import count, plural, size
 from polyvision.training.config.schema import (
     Config,
     LanguageRecipeConfig,
@@ -15,7 +16,6 @@ from polyvision.training.config.schema import (
 )
 from polyvision.training.loading.loader import TrainLoader
 from polyvision.training.loading.workers import worker_count
-from polyvision.training.logging.summary import count, size
 from polyvision.training.loop.devices import Hardware
 from polyvision.training.loop.optimization import learning_rate
 from polyvision.training.run.folder import Run
@@ -149,7 +149,8 @@ def plan_rows(
     average = f", average {recipe.ema_decay:g}" if recipe.ema_decay else ""
     clip = "none" if recipe.clip_grad is None else f"{recipe.clip_grad:g}"
     warmup = min(steps.warmup, steps.schedule)
-    last = f"{steps.total:,} optimizer steps of {steps.batch} samples, {steps.epoch:,} an epoch"
+    last = f"{plural(steps.total, 'optimizer step')} of {plural(steps.batch, 'sample')}, "
+    last += f"{steps.epoch:,} an epoch"
     if task.tokens_per_sample is not None:
         tokens = steps.batch * task.tokens_per_sample
         last += f"; {count(tokens)} tokens a step, {count(tokens * steps.total)} in all"
@@ -180,7 +181,9 @@ def plan_rows(
 
 
 def _loading(workers: int) -> str:
-    return f"{workers} worker processes a device" if workers else "by the training process itself"
+    if not workers:
+        return "by the training process itself"
+    return f"{workers} worker process{'es' if workers > 1 else ''} a device"
 
 
 def target_text(config: Config, task: Task) -> str | None:

@@ -11,10 +11,10 @@ import yaml
 
 from polyvision.errors import PolyvisionError, looked_for
 from polyvision.models.trained.saved import check_registered, load_strictly
+from polyvision.models.weights.files import read_checkpoint
 from polyvision.training.config.compose import config_from_plain
 from polyvision.training.config.schema import Config, VisionModelConfig
 from polyvision.training.loop.module import TaskModule
-from polyvision.training.run.checkpoint import AtomicCheckpointIO
 from polyvision.training.run.folder import Run
 from polyvision.training.tasks.task import Task
 
@@ -53,11 +53,8 @@ def load_model(path: str | Path) -> Restored:
         PolyvisionError: there is no run or checkpoint, a file is damaged, the data is gone, or the
             weights do not fit the model.
     """
-    checkpoint = _checkpoint(Path(path).expanduser())
+    checkpoint, state = read_checkpoint(_checkpoint(Path(path).expanduser()), what="a checkpoint")
     run = Run(checkpoint.absolute().parent.parent)
-    state = AtomicCheckpointIO().load_checkpoint(checkpoint)
-    if not isinstance(state, dict) or not {"state_dict", "global_step"} <= set(state):
-        raise PolyvisionError(f"{checkpoint} is not the checkpoint of a run")
     config = dataclasses.replace(read_config(run.folder / "config.yaml"), finetune=None)
     if isinstance(config.model, VisionModelConfig):  # the checkpoint holds the weights
         model = dataclasses.replace(config.model, pretrained=False)
@@ -83,7 +80,7 @@ def _checkpoint(path: Path) -> Path:
             f"folder holds config.yaml, for example runs/language/book/lm_tiny/polynorm/seed0"
         )
     run = Run(path)
-    found = next((c for c in (run.last, run.best) if c.is_file()), None)
+    found = next((c for c in (run.last, run.previous, run.best) if c.is_file()), None)
     if found is None:
         raise PolyvisionError(f"{path} has no checkpoint yet: it would be {run.last}")
     return found

@@ -38,7 +38,7 @@ from polyvision.training.loop.throughput import Throughput
 from polyvision.training.plan import Steps, count_steps, plan_rows, target_text, train_batches
 from polyvision.training.run.checkpoint import AtomicCheckpointIO
 from polyvision.training.run.folder import Run, hold_run, locate_run, write_json
-from polyvision.training.run.ranks import RankError, Watch, watched
+from polyvision.training.run.ranks import RankError, Watch, leave_group, watched
 from polyvision.training.run.resume import Place, check_files, compare_data, find_checkpoint
 from polyvision.training.run.state import track
 from polyvision.training.tasks.task import Task, follow_average
@@ -198,6 +198,7 @@ def _fit(
             trainer.fit(module, loader, val, ckpt_path=run.checkpoint)
             if task.monitor not in trainer.callback_metrics:  # stopped after the last step
                 trainer.validate(module, val, verbose=False)
+        leave_group()
     except SystemExit as stop:
         if not trainer.is_global_zero:  # a code would make the first rank's launcher kill it
             raise SystemExit(0) from None

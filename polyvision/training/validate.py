@@ -21,6 +21,7 @@ from polyvision.models.language.shape import TransformerSizes
 from polyvision.models.trained.network import VisionNetwork
 from polyvision.models.trained.saved import Saved, load_strictly, open_saved
 from polyvision.models.vision.settings import ImagePreparation, TimmNetwork
+from polyvision.output import plural
 from polyvision.training.config.compose import SCRIPTS
 from polyvision.training.config.schema import (
     ActivationConfig,
@@ -227,14 +228,14 @@ def _report(config: Config, saved: Saved, task: Task, records: Sequence[Mapping[
         ("weights", f"{saved.source}, step {saved.step:,}"),
         ("network", f"{saved.network.name}, {config.act.label}"),
         ("data", next(text for label, text in task.plan if label in ("data", "text"))),
-        ("validated on", f"{len(task.val):,} samples, precision {config.precision}"),
+        ("validated on", f"{plural(len(task.val), 'sample')}, precision {config.precision}"),
     ]
     if isinstance(data, ImageDataConfig):
         size = data.test_size or data.image_size
         crop = f"{size} px, crop {data.crop_pct:g}, {data.interpolation}"
         rows.append(("images", crop))
     rows += [
-        (f"val {name}", f"{len(samples):,} samples") for name, samples in task.named_val.items()
+        (f"val {name}", plural(len(samples), "sample")) for name, samples in task.named_val.items()
     ]
     rows += [
         (record["kind"], "  ".join(f"{name} {record['metrics'][name]:.4f}" for name in names))

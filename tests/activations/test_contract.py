@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
+import math
 import pickle
 from typing import Any
 
 import pytest
 import torch
-from activation_oracles import UNGATED, build, inputs, option_names
+from activation_oracles import OVER_A_DIM, UNGATED, build, inputs, option_names
 
 from polyvision import PolyNorm, PolyNorm2d, activation_names, create_activation
 from polyvision.activations import activation_info
@@ -23,8 +25,10 @@ NORMALISING = activation_names("normalising")
 def test_inplace_is_taken_in_every_way_timm_passes_it_and_ignored(name: str) -> None:
     make = activation_info(name).factory
     x = torch.randn(4, 6)
+    torch.manual_seed(1)
     before, want = x.clone(), make()(x.clone())
     for module in (make(), make(inplace=True), make(inplace=False), make(True)):
+        torch.manual_seed(1)  # of what is drawn
         assert torch.equal(module(x), want)
         assert torch.equal(x, before)
         assert repr(module) == repr(make())
@@ -57,9 +61,9 @@ BAD = {
     ("name", "keyword", "value"),
     [
         (name, keyword, value)
-        for name in POLYNOMIAL
+        for name in sorted({*POLYNOMIAL, *OVER_A_DIM})
         for keyword, values in BAD.items()
-        if keyword in option_names(name) or keyword == "dtype" or name in NORMALISING
+        if keyword in inspect.signature(activation_info(name).factory).parameters
         for value in values
     ],
 )
@@ -80,9 +84,56 @@ def test_state_dict_keys_and_shapes(name: str) -> None:
     assert "bias" not in create_activation(name, bias=False).state_dict()
 
 
+ROOT_E, COSINE = math.exp(-0.5), 0.66232645879
+PARAMETERS: dict[str, dict[str, list[float]]] = {
+    "prelu": {"weight": [0.25]},
+    "swish": {"beta": [1.0]},
+    "swish_t": {"beta": [1.0]},
+    "swish_t_b": {"beta": [1.0]},
+    "swish_t_c": {"beta": [1.0]},
+    "crrelu": {"eps": [0.01]},
+    "sau": {"alpha": [0.15]},
+    "salu": {"a": [1.0], "b": [1.0]},
+    "xatlu": {"alpha": [0.0]},
+    "xgelu": {"alpha": [0.0]},
+    "xsilu": {"alpha": [0.0]},
+    "snake": {"a": [1.0]},
+    "tesla": {"a": [1.0, 0.0], "b": [0.0, 0.0]},
+    "hermite": {"c": [ROOT_E * math.sqrt(5 / 6), ROOT_E, ROOT_E, ROOT_E]},
+    "fourier": {
+        "f0": [COSINE * math.sqrt(35 / 36)],
+        "c": [COSINE] * 3,
+        "g": [1.0, 2.0, 3.0],
+        "phi": [math.pi / 4] * 3,
+    },
+    "tropical": {"c": [1.0] * 4},
+    "pau": {
+        "a": [0.029793, 0.618374, 2.323309, 3.051936, 1.485420, 0.251024],
+        "b": [-1.141955, 4.393160, 0.871471, 0.347197],
+    },
+    "ash": {"alpha": [1.0], "z": [0.0]},
+    "la": {"weight": [1.0] * 7},
+    "normsilu": {"gain": [1.0]},
+    "xatglu": {"alpha": [0.0]},
+    "xgeglu": {"alpha": [0.0]},
+    "xswiglu": {"alpha": [0.0]},
+}
+
+
 @pytest.mark.parametrize("name", sorted(set(NAMES) - set(POLYNOMIAL)))
-def test_baselines_have_no_parameters(name: str) -> None:
-    assert not create_activation(name).state_dict()
+def test_number_and_initial_values_of_parameters(name: str) -> None:
+    wanted = PARAMETERS.get(name, {})
+    module = create_activation(name)
+    assert {key: p.tolist() for key, p in module.named_parameters()} == {
+        key: pytest.approx(values, rel=1e-5) for key, values in wanted.items()
+    }
+    assert list(module.state_dict()) == list(wanted)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.fill_(9.0)
+    for key, parameter in module.named_parameters():
+        module.reset_parameters()
+        assert parameter.tolist() == pytest.approx(wanted[key], rel=1e-5)
 
 
 def test_extra_repr_shows_what_the_function_depends_on() -> None:
@@ -93,9 +144,9 @@ def test_extra_repr_shows_what_the_function_depends_on() -> None:
         assert "order=4" in shown
         assert "bias=False" in shown
     for name in NORMALISING:
-        shown = repr(create_activation(name, eps=0.25, dim=2))
-        assert "eps=0.25" in shown
-        assert "dim=2" in shown
+        assert "dim=2" in repr(create_activation(name, dim=2))
+        if "eps" in option_names(name):
+            assert "eps=0.25" in repr(create_activation(name, eps=0.25))
 
 
 def test_polynorm2d_is_polynorm_over_channels() -> None:
@@ -107,7 +158,8 @@ def test_polynorm2d_is_polynorm_over_channels() -> None:
     assert PolyNorm2d().state_dict().keys() == PolyNorm().state_dict().keys()
 
 
-@pytest.mark.parametrize("name", UNGATED)
+# torch's own RReLU gives a contiguous output, whatever its input is.
+@pytest.mark.parametrize("name", sorted(set(UNGATED) - {"rrelu"}))
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_memory_format_is_kept(name: str, layout: torch.memory_format) -> None:
     module = build(name, **({"dim": 1} if name in NORMALISING else {}))
@@ -138,7 +190,7 @@ def test_meta_device(name: str) -> None:
     assert (y.device.type, y.shape, y.dtype) == ("meta", (2, 3), torch.bfloat16)
 
 
-@pytest.mark.parametrize("name", POLYNOMIAL)
+@pytest.mark.parametrize("name", [n for n in NAMES if create_activation(n).state_dict()])
 def test_device_and_dtype_keywords_place_the_coefficients(name: str) -> None:
     module = create_activation(name, device="meta", dtype=torch.bfloat16)
     assert {(p.device.type, p.dtype) for p in module.parameters()} == {("meta", torch.bfloat16)}
@@ -153,11 +205,11 @@ def test_device_and_dtype_keywords_place_the_coefficients(name: str) -> None:
 def test_output_has_the_dtype_of_the_input(name: str, coefficients: torch.dtype) -> None:
     module = create_activation(name, dtype=coefficients)
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        (x,) = inputs(name, 3, 8, dtype=dtype)
-        y = module(x)
+        xs = inputs(name, 3, 8, dtype=dtype)
+        y = module(*xs)
         assert y.dtype == dtype
         y.sum().backward()
-        assert x.grad.dtype == dtype
+        assert {x.grad.dtype for x in xs} == {dtype}
         assert module.weight.grad.dtype == coefficients
 
 

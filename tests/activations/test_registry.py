@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_names_are_sorted_and_selected_by_kind() -> None:
     names = activation_names()
     assert names == sorted(names)
-    kinds = ("pointwise", "normalising", "gated", "stochastic")
+    kinds = ("pointwise", "normalising", "gated", "stochastic", "mixture")
     assert sorted(n for kind in kinds for n in activation_names(kind)) == names
     assert {"geglu", "glu", "reglu", "swiglu"} <= set(activation_names("gated"))
     assert "polynorm" in activation_names("normalising", "gated")
@@ -48,6 +48,7 @@ def test_options_are_the_keywords_that_describe_the_function() -> None:
         ("order", int, 3),
         ("eps", float, 1e-6),
         ("bias", bool, True),
+        ("norm", Literal["rms", "l2"], "rms"),
     ]
     assert dataclasses.fields(activation_info("swiglu").options) == ()
 

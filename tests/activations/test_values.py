@@ -10,10 +10,12 @@ import torch.nn.functional as F
 from activation_oracles import ORACLES, build, cases, inputs, relu
 from torch import Tensor
 
-from polyvision import PolyNorm, PolyReLU, activation_names
+from polyvision import PolyNorm, PolyReLU, activation_names, create_activation
 from polyvision.activations import activation_info
 
 # Relative rms error against float64 on the same inputs: one rounding to the output's dtype.
+# No fp32 product 30 x is exact enough for its sine at large x.
+SCALE = {"siren": 0.05}
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 2.3e-4, torch.bfloat16: 1.8e-3}
 
 
@@ -54,13 +56,15 @@ def test_value_and_gradients(name: str, keywords: dict[str, Any], scale: float) 
 @pytest.mark.parametrize("name", activation_names())
 def test_low_precision_rounds_once(name: str, dtype: torch.dtype) -> None:
     module = build(name)
-    xs = inputs(name, 64, 257, scale=2.0, dtype=dtype)
+    xs = inputs(name, 64, 257, scale=SCALE.get(name, 2.0), dtype=dtype)
     got = module(*xs)
     assert got.dtype == dtype
     want = ORACLES[name](module.double(), *(x.double() for x in xs))
     # The coefficients are exact in fp32; gated baselines round the gate as well as the product.
     roundings = 2 if activation_info(name).kind == "gated" else 1
-    assert relative_rms(got, want) <= roundings * TOLERANCE[dtype]
+    # Values just above a power of 2 are rounded most.
+    rounded = 1.02 * relative_rms(want.to(dtype), want)
+    assert relative_rms(got, want) <= roundings * max(TOLERANCE[dtype], rounded)
 
 
 @pytest.mark.parametrize("name", ["relu", "gelu", "silu"])
@@ -142,15 +146,27 @@ def test_a_relu_network_is_a_polyrelu_network() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 8, 100])
-def test_polynorm_is_equation_3_times_the_root_of_the_width(width: int) -> None:
-    module = build("polynorm", bias=False, eps=1e-100).double()
+def test_polynorm_in_the_l2_form_is_equation_3(width: int) -> None:
+    """With a_0 x^0 / ||x^0||, and the default form is sqrt(width) times that."""
+    module = build("polynorm", norm="l2", eps=1e-100).double()
     x = torch.randn(5, width, dtype=torch.float64)
-    powers = [x**i for i in range(1, 4)]
+    coefficients = [module.bias[0], *module.weight]
     equation_3 = sum(
-        w * p / torch.linalg.vector_norm(p, dim=-1, keepdim=True)
-        for w, p in zip(module.weight, powers, strict=True)
+        a * x**i / torch.linalg.vector_norm(x**i, dim=-1, keepdim=True)
+        for i, a in enumerate(coefficients)
     )
-    torch.testing.assert_close(module(x), equation_3 * width**0.5, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(module(x), equation_3, rtol=1e-12, atol=1e-12)
+    rms = build("polynorm", eps=1e-100).double()
+    torch.testing.assert_close(rms(x), equation_3 * width**0.5, rtol=1e-12, atol=1e-12)
+
+
+def test_coefficients_of_one_norm_do_not_load_into_the_other() -> None:
+    for name in ("polynorm", "polyrelunorm", "polynorm_glu"):
+        rms, l2 = create_activation(name), create_activation(name, norm="l2")
+        l2.load_state_dict(create_activation(name, norm="l2").state_dict())
+        for ours, other in ((rms, l2), (l2, rms)):
+            with pytest.raises(RuntimeError, match=r"is Poly\w+.* are those of Poly"):
+                ours.load_state_dict(other.state_dict())
 
 
 def test_weights_ascend() -> None:

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from polyvision.analysis import similarity
-from polyvision.analysis.health import blocks
+from polyvision.analysis.health import measure
 from polyvision.analysis.health.measure import (
     excess_kurtosis,
     gradient_norms,
@@ -39,11 +39,11 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("block", [7, 1000])
 def test_sums_by_blocks_are_those_of_the_whole(block, monkeypatch):
-    monkeypatch.setattr(blocks, "_ELEMENTS", block)
+    monkeypatch.setattr(measure, "_ELEMENTS", block)
     x = torch.randn(3, 5, 8).transpose(0, 2)
     exact = x.double()
-    assert float(blocks.total(x)) == pytest.approx(float(exact.sum()), abs=1e-12)
-    assert float(blocks.mean(x, torch.square)) == pytest.approx(float(exact.square().mean()))
+    assert float(measure.total(x)) == pytest.approx(float(exact.sum()), abs=1e-12)
+    assert float(measure.mean(x, torch.square)) == pytest.approx(float(exact.square().mean()))
     centred = exact - exact.mean()
     kurtosis = float(centred.pow(4).mean() / centred.square().mean().square() - 3)
     assert excess_kurtosis(x) == pytest.approx(kurtosis, rel=1e-12)
@@ -63,7 +63,7 @@ def test_cosines_by_blocks_are_those_of_the_whole(elements, monkeypatch):
 
 
 def test_float64_comes_in_blocks(monkeypatch):
-    monkeypatch.setattr(blocks, "_ELEMENTS", 64)
+    monkeypatch.setattr(measure, "_ELEMENTS", 64)
     x = torch.randn(40, 50)
     layer = nn.Linear(50, 40)
     layer(x).sum().backward()

@@ -124,6 +124,36 @@ def test_layers_of_vision_models(name, size, shape):
     assert list(states.values())[2].shape == shape
 
 
+class Flattens(nn.Module):
+    def forward(self, x):
+        return x.flatten().view(x.shape)
+
+
+class FixedSize(nn.Module):
+    """Blocks on maps whose layout cannot be followed, of one size only."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Flattens() for _ in range(2))
+
+    def forward(self, x):
+        if x.shape[-1] != 8:
+            raise RuntimeError(f"expected 8 pixels\nnot {x.shape[-1]}")
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_a_network_that_fails_at_another_size_says_so():
+    with pytest.warns(UserWarning, match="feature dimension") as caught:
+        states = hidden_states(FixedSize(), torch.randn(2, 3, 8, 8))
+    assert str(caught[0].message) == (
+        "FixedSize does not run on images of (2, 3, 16, 16) (RuntimeError: expected 8 pixels), so "
+        "the feature dimension of blocks.0, blocks.1 is not known: their maps are taken as NCHW"
+    )
+    assert states["blocks.0"].shape == (2 * 8 * 8, 3)
+
+
 def test_a_compiled_model_is_seen_too():
     model = Turns([1.0, 0.3])
 

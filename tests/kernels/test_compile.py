@@ -89,3 +89,17 @@ def test_the_formula_is_compiled_where_there_is_no_kernel():
         torch.compile(F.poly_norm, fullgraph=True, backend=keep)(*operands())
     assert "rsqrt" in graphs[0].code
     assert "polyvision" not in graphs[0].code
+
+
+def test_transforms_inside_compiled_code():
+    """vmap, and gradients of each sample: of plain operations, with no rule of ours for vmap."""
+    x, weight, bias = (v.detach() for v in operands())
+
+    def loss(weight, row):
+        return F.poly_norm(row, weight, bias).sum() + F.poly_relu(row, weight, bias).sum()
+
+    per_sample = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))
+    compiled = torch.compile(per_sample, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(weight, x), per_sample(weight, x))
+    loop = torch.stack([torch.func.grad(loss)(weight, row) for row in x])
+    torch.testing.assert_close(compiled(weight, x), loop)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from kernel_oracles import BIAS, WEIGHT, norm_formula, relu_formula
-from polyvision.kernels import ops
+from polyvision.kernels import ops, selection
 
 from polyvision import functional as F
 from polyvision import kernels
@@ -115,6 +115,32 @@ def test_gradients_of_first_and_second_order(backend):
             assert torch.autograd.gradgradcheck(function, inputs)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_statistics_are_written_for_a_backward_pass_only(backend, monkeypatch):
+    module, saved = selection.load(backend), []
+    forward = module.poly_norm_forward
+
+    def record(*arguments, **options):
+        y, stats = forward(*arguments, **options)
+        saved.append(stats is not None)
+        return y, stats
+
+    monkeypatch.setattr(module, "poly_norm_forward", record)
+    x, weight, bias, mul = operands()
+    with kernels.use_backend(backend):
+        trained = F.poly_norm(x, weight, bias, mul=mul)
+        frozen = F.poly_norm(*(v.detach() for v in (x, weight, bias)), mul=mul.detach())
+        with torch.no_grad():
+            inferred = F.poly_norm(x, weight, bias, mul=mul)
+        assert saved == [True, False, False]
+        assert torch.equal(frozen, trained)
+        assert torch.equal(inferred, trained)
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x.detach(), mul.detach())
+            with pytest.raises(RuntimeError, match="jvp"):  # not silently without its tangent
+                F.poly_norm(dual, weight.detach())
+
+
 def test_function_transforms():
     x, weight, bias, _ = (v.detach() for v in operands(torch.double))
 
@@ -133,31 +159,3 @@ def test_function_transforms():
     hessian = torch.func.hessian(loss, argnums=1)(weight, x[0])
     exact = torch.func.hessian(lambda r: norm_formula(r, weight, bias).square().sum())(x[0])
     torch.testing.assert_close(hessian, exact)
-
-
-def test_vmap_of_the_library_operations():
-    x, weight, bias, _ = (v.detach() for v in operands())
-    stack = torch.stack([x, 2 * x, x.flip(0)], 1)  # the batch is dim 1
-    weights = torch.stack([weight, -weight, 2 * weight])
-
-    def norm(x, weight):
-        return ops.norm(x, weight, bias, 1e-6, -1, None, None, False, "cpp")[0]
-
-    def relu(x, weight):
-        return ops.relu(x, weight, bias, None, None, None, "cpp")
-
-    def backward(x, weight):
-        y, stats = ops.norm(x, weight, bias, 1e-6, -1, None, None, False, "cpp")
-        needs = [True, True, True, False]
-        return ops.norm_backward(
-            y, x, stats, weight, bias, 1e-6, -1, None, None, False, "cpp", needs
-        )[:3]
-
-    for operation in (norm, relu):
-        shared = torch.vmap(operation, in_dims=(1, None))(stack, weight)
-        assert_equal(shared, [operation(v, weight) for v in stack.unbind(1)])
-        own = torch.vmap(operation, in_dims=(1, 0))(stack, weights)
-        assert_equal(own, [operation(*v) for v in zip(stack.unbind(1), weights, strict=True)])
-    own = torch.vmap(backward, in_dims=(1, 0))(stack, weights)
-    loop = [backward(*v) for v in zip(stack.unbind(1), weights, strict=True)]
-    assert_equal(own, [torch.stack(gradients) for gradients in zip(*loop, strict=True)])

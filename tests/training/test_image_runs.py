@@ -64,7 +64,7 @@ def test_a_run_resumes_on_its_own_images_only(tmp_path, break_at, capsys):
     (file,) = tmp_path.glob("runs/*/*/*/*/*/unreadable.jsonl")
     (line,) = map(json.loads, file.read_text().splitlines())
     assert line["index"] == 14
-    assert f"NOT read       1 training files: {moved}/train/bee/6.png" in capsys.readouterr().out
+    assert f"NOT read       1 training file: {moved}/train/bee/6.png" in capsys.readouterr().out
 
 
 def test_a_batch_of_one_names_the_images_that_were_left_out(tmp_path):

@@ -113,6 +113,32 @@ def test_a_rank_that_fails_leaves_no_other_behind(mixture, tmp_path):
     assert left.stdout == ""
 
 
+FINISHED = """
+import atexit, os, pathlib, sys
+from polyvision.training import app
+
+def threads():
+    names = [path.read_text() for path in pathlib.Path("/proc/self/task").glob("*/comm")]
+    pathlib.Path(f"{sys.argv[0]}.{os.environ.get('LOCAL_RANK', '0')}").write_text("".join(names))
+
+atexit.register(threads)
+app.main("language")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the threads of a process from /proc")
+def test_no_thread_of_gloo_is_left_when_a_rank_ends(overrides, tmp_path):
+    """It could free a tensor while the interpreter shuts down, which aborts the process."""
+    script = tmp_path / "finished.py"
+    script.write_text(FINISHED, encoding="utf-8")
+    command = [sys.executable, str(script), *overrides["language"], "trainer.devices=2"]
+    subprocess.run([*command, "trainer.max_epochs=1"], check=True, timeout=500)
+    for rank in range(2):
+        names = Path(f"{script}.{rank}").read_text()
+        assert "python" in names
+        assert "gloo" not in names
+
+
 FAULTY = """
 import os, signal, sys
 from polyvision.errors import PolyvisionError

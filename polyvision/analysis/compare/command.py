@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,7 @@ from polyvision.analysis.compare.pairing import baseline_of, common_step, group_
 from polyvision.analysis.compare.reading import find_runs, read_run
 from polyvision.analysis.compare.report import Comparison
 from polyvision.analysis.compare.settings import check_alike
-from polyvision.analysis.document import Section, as_html, as_markdown
-from polyvision.errors import PolyvisionError
+from polyvision.analysis.document import write_report
 
 __all__ = [
     "add_arguments",
@@ -23,7 +22,6 @@ __all__ = [
     "run",
     "settings_line",
     "tables",
-    "write_report",
 ]
 
 
@@ -133,28 +131,6 @@ def _settings(comparison: Comparison) -> Mapping[str, Any]:
 def tables(comparison: Comparison) -> dict[str, str]:
     """Return the report's tables in full precision: file name -> CSV."""
     return {"runs.csv": _runs_csv(comparison), "differences.csv": _differences_csv(comparison)}
-
-
-def write_report(
-    folder: Path, title: str, lead: str, sections: Sequence[Section], tables: Mapping[str, str]
-) -> str:
-    """Write Markdown, HTML, figures and tables; return the Markdown and where they lie.
-
-    Raises:
-        PolyvisionError: the folder cannot be written.
-    """
-    markdown = as_markdown(title, lead, sections)
-    files = {"report.md": markdown, "report.html": as_html(title, lead, sections), **tables}
-    figures = dict(section.figure for section in sections if section.figure)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            (folder / name).write_text(text, encoding="utf-8")
-        for name, image in figures.items():
-            (folder / name).write_bytes(image)
-    except OSError as error:
-        raise PolyvisionError(f"--output: cannot write {folder}: {error.strerror}") from error
-    return f"{markdown}\nWritten to {folder}: {', '.join([*files, *figures])}"
 
 
 def _runs_csv(comparison: Comparison) -> str:

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
-from polyvision.activations import activation_modules
+from polyvision.activations import activation_info, activation_modules
 from polyvision.analysis.cost.flops import count_flops, flops_per_element, matrix_counter
 from polyvision.analysis.cost.saved_bytes import SavedTensors
 from polyvision.analysis.layers import watch_outputs
 from polyvision.errors import PolyvisionError
-from polyvision.models.language.flops import forward_flops
+from polyvision.models.language.ffn import gated_hidden
 from polyvision.models.language.transformer import Transformer
 
 __all__ = ["Cost", "estimate_cost", "token_flops"]
@@ -29,9 +29,8 @@ class Cost:
 
     Attributes:
         flops: floating-point operations of matrix products, convolutions and attention (two for a
-            multiply-add), and of the activations by the paper's rules (``analysis.flops``). Other
-            element-wise work is not counted. For a language model it is the formula of
-            ``models.flops``.
+            multiply-add), and of the activations by the paper's rules (``analysis.cost.flops``).
+            Other element-wise work is not counted. For a language model: ``token_flops``.
         saved_bytes: bytes of the tensors that are kept for the backward pass, parameters left out.
     """
 
@@ -93,7 +92,38 @@ def _twin(tensor: Tensor) -> Tensor:
 
 
 def token_flops(model: Transformer, length: int) -> int:
-    """Return the forward FLOPs of a token in a sequence of ``length``."""
+    r"""Return the forward FLOPs of a token in a sequence; model FLOP utilisation divides by them.
+
+    For each token of a sequence of T, with width w, L layers, key and value width k, hidden size h,
+    m matrices in an FFN (3 when gated), K experts visited (1 in a dense model), E experts,
+    vocabulary V and f FLOPs that the activation takes for each hidden element:
+
+    .. math::
+        forward = L\,(2 w (2w + 2k) + K (2 m w h + f h) + 2 w E + 4 T w) + 2 w V
+
+    The terms are projections, FFN, activation, router (none in a dense model), the two products of
+    attention, and the output matrix. A training step takes three times as much: the backward pass
+    has two products for each. In a dense model that is 6 FLOPs for each matrix element, 12 L T w
+    for attention, and 3 f h L. The causal mask is not taken off, norms and softmax are not counted,
+    and neither is what is computed a second time to save memory.
+
+    Source: Kaplan et al. 2020 (6 N), https://arxiv.org/abs/2001.08361; Chowdhery et al. 2022 (MFU
+    and 12 L T w), https://arxiv.org/abs/2204.02311.
+
+    Args:
+        model: the model.
+        length: T, tokens of a sequence.
+    """
     shape = model.shape
     per_element = flops_per_element(shape.activation, **shape.activation_options)
-    return forward_flops(shape, length, per_element)
+    info = activation_info(shape.activation)
+    gated = info.kind == "gated"
+    hidden = gated_hidden(shape.ffn_hidden) if gated else shape.ffn_hidden
+    width = shape.width
+    kv_width = (shape.kv_heads or shape.heads) * shape.head_dim
+    visits, experts = (1, 0) if shape.moe is None else (shape.moe.top_k, shape.moe.experts)
+    projections = 2 * width * (2 * width + 2 * kv_width)
+    ffn = 2 * (3 if gated else 2) * width * hidden + per_element * hidden
+    ffn += 2 * width * getattr(info.factory, "mixing", 0)
+    layer = projections + visits * ffn + 2 * width * experts + 4 * length * width
+    return shape.layers * layer + 2 * width * shape.vocab_size

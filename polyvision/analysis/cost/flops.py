@@ -7,7 +7,9 @@ and prints totals only. The rules here were inferred from these: they give its s
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,15 +20,25 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import polyvision.models.language.grouped  # noqa: F401, the operations that are counted
 from polyvision.activations import (
+    Pointwise,
     PolyNorm,
+    PolyNormGLU,
     PolyPReLU,
     PolyReLU,
+    PolyReLUGLU,
     PolyReLUNorm,
     activation_info,
     create_activation,
 )
 
-__all__ = ["count_flops", "flops_per_element", "matrix_counter", "plain_form"]
+__all__ = [
+    "algorithm_1",
+    "algorithm_2",
+    "count_flops",
+    "flops_per_element",
+    "matrix_counter",
+    "plain_form",
+]
 
 # Functions that no adder or multiplier computes count 10, as the paper has it for exp and tanh.
 _TEN = frozenset({"exp", "tanh", "erf", "log", "log1p", "expm1", "sin", "cos", "atan", "sqrt"})
@@ -35,17 +47,9 @@ _TEN = frozenset({"exp", "tanh", "erf", "log", "log1p", "expm1", "sin", "cos", "
 _WRITTEN_OUT = {"sigmoid": 13, "silu": 13, "softplus": 21, "gelu": 18, "rsqrt": 11}
 _FREE = frozenset(
     {"view", "_unsafe_view", "reshape", "expand", "unsqueeze", "squeeze", "select", "slice", "t"}
-    | {"permute", "transpose", "alias", "detach", "clone", "_to_copy", "copy_", "empty_like"}
-    | {
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "empty",
-        "zeros",
-        "ones",
-        "scalar_tensor",
-        "lift_fresh",
-    }
+    | {"permute", "transpose", "alias", "detach", "clone", "_to_copy", "copy_", "lift_fresh"}
+    | {"empty_like", "zeros_like", "ones_like", "full_like", "empty", "zeros", "ones"}
+    | {"scalar_tensor"}
 )
 _REDUCTIONS = frozenset({"mean", "sum", "amax", "amin", "max", "min", "var"})
 
@@ -54,44 +58,60 @@ def plain_form(module: nn.Module) -> Callable[..., Tensor]:
     """Return the function of an activation as the paper's algorithms write it.
 
     PolyNorm is Algorithm 2 and PolyReLU Algorithm 1: torch operations in the dtype of the input,
-    each power on its own. An activation that is no polynomial is torch operations already, and
-    returned as it is.
+    each power on its own. A pointwise function is its formula, kept by autograd as it likes; any
+    other activation is torch operations already, and returned as it is.
     """
+    if isinstance(module, PolyNormGLU):
+        return lambda gate, up: _of_poly_norm(module, gate) * up
+    if isinstance(module, PolyReLUGLU):
+        return lambda gate, up: (
+            up * _plus(algorithm_1(torch.relu(gate), module.weight), module.bias)
+        )
     if isinstance(module, PolyReLUNorm):
-        return lambda x: _algorithm_2(module, torch.relu(x))
+        return lambda x: _of_poly_norm(module, torch.relu(x))
     if isinstance(module, PolyNorm):
-        return lambda x: _algorithm_2(module, x)
+        return lambda x: _of_poly_norm(module, x)
     if isinstance(module, PolyReLU):
-        return lambda x: _algorithm_1(module, torch.relu(x))
+        return lambda x: _plus(algorithm_1(torch.relu(x), module.weight), module.bias)
     if isinstance(module, PolyPReLU):
-        return lambda x: _algorithm_1(module, nn.functional.prelu(x, module.slope.to(x.dtype)))
-    return module
+        prelu = nn.functional.prelu
+        return lambda x: _plus(
+            algorithm_1(prelu(x, module.slope.to(x.dtype)), module.weight), module.bias
+        )
+    return module.plain if isinstance(module, Pointwise) else module
 
 
-def _algorithm_2(module: PolyNorm, x: Tensor) -> Tensor:
+def algorithm_1(base: Tensor, weight: Tensor) -> Tensor:
+    """Return sum_i w_i base^i: PolyReLU as the paper prints it, where ``base`` is relu(x)."""
+    weight = weight.to(base.dtype)
+    return _total([weight[i] * _power(base, i + 1) for i in range(len(weight))])
+
+
+def algorithm_2(x: Tensor, weight: Tensor, eps: float, dim: int = -1) -> Tensor:
+    """Return sum_i w_i x^i rsqrt(mean(x^(2i)) + eps): PolyNorm as the paper prints it."""
+    weight = weight.to(x.dtype)
+
     def norm(power: Tensor) -> Tensor:
-        return power * torch.rsqrt(power.pow(2).mean(module.dim, keepdim=True) + module.eps)
+        return power * torch.rsqrt(power.pow(2).mean(dim, keepdim=True) + eps)
 
-    weight = module.weight.to(x.dtype)
-    terms = [weight[i] * norm(_power(x, i + 1)) for i in range(module.order)]
-    return _summed(terms, module.bias)
+    return _total([weight[i] * norm(_power(x, i + 1)) for i in range(len(weight))])
 
 
-def _algorithm_1(module: PolyReLU | PolyPReLU, base: Tensor) -> Tensor:
-    weight = module.weight.to(base.dtype)
-    terms = [weight[i] * _power(base, i + 1) for i in range(module.order)]
-    return _summed(terms, module.bias)
+def _of_poly_norm(module: PolyNorm, base: Tensor) -> Tensor:
+    weight, bias = module.coefficients(base)
+    return _plus(algorithm_2(base, weight, module.eps, module.dim), bias)
 
 
 def _power(x: Tensor, exponent: int) -> Tensor:
     return x if exponent == 1 else x**exponent  # torch copies for x**1
 
 
-def _summed(terms: list[Tensor], bias: Tensor | None) -> Tensor:
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total if bias is None else total + bias.to(total.dtype)
+def _total(terms: list[Tensor]) -> Tensor:
+    return functools.reduce(operator.add, terms)
+
+
+def _plus(y: Tensor, bias: Tensor | None) -> Tensor:
+    return y if bias is None else y + bias.to(y.dtype)
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]

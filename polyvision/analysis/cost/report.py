@@ -1,4 +1,7 @@
-"""The cost of activations as a result: the paper's tables, and the sites of a model."""
+"""The cost of activations as a result: Tables 8 and 9 of the paper, and the sites of a model.
+
+Source: Zhuo et al. 2024, https://arxiv.org/abs/2411.03884 (appendix F).
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,17 @@ from polyvision.activations import (
 )
 from polyvision.analysis.cost.flops import count_flops, flops_per_element, matrix_counter
 from polyvision.analysis.cost.saved_bytes import FORMS, hidden_bytes, saved_bytes, seconds
-from polyvision.analysis.cost.tables import PAPER_METHODS, paper_row
 from polyvision.analysis.layers import inference, watch_outputs
 from polyvision.analysis.result import Result, text_table
+from polyvision.output import plural
 
-__all__ = ["analyse_cost", "cost_tables"]
+__all__ = ["PAPER_METHODS", "analyse_cost", "cost_tables"]
 
 _MIB = 2**20
-# The paper's example.
+# Saved elements in units of BSH, as Table 8 prints them for order 3.
+_PAPER_MEMORY = {"relu": 4, "gelu": 10, "swiglu": 8, "relu2": 8, "polynorm": 12, "polyrelu": 8}
+PAPER_METHODS = tuple(_PAPER_MEMORY)
+# The paper's example: one feed-forward network on an input of shape (B, S, H).
 _WIDTH, _BATCH, _LENGTH, _DTYPE = 1024, 4, 4096, torch.bfloat16
 
 
@@ -33,6 +39,12 @@ def cost_tables(*, device: str = "cpu", rows_timed: int = 512, repeats: int = 10
     """Compute Tables 8 and 9 (H=1024, B=4, S=4096, bf16) beside bytes really saved and time.
 
     Every registered activation has a row; the formulas for memory exist for the paper's six only.
+    With f FLOPs per hidden element (``flops_per_element``) and a hidden layer of cH features, c = 4
+    or 8/3 when gated, the activation takes f c BSH FLOPs, twice that when it is computed again in
+    the backward pass. The ratio divides by 24 B S H^2, the forward matrix work of a whole
+    transformer layer, with attention's projections; the paper calls it that of the FFN, which alone
+    is 16 B S H^2. Memory is the printed multiple of BSH; under checkpointing the paper counts 0.
+
     Bytes are those of tensors of the full size, which are not allocated. Times are measured on
     ``rows_timed`` rows of the same hidden layer. A second table is about whole feed-forward
     networks: what they keep of the hidden layer for each token.
@@ -71,7 +83,7 @@ def cost_tables(*, device: str = "cpu", rows_timed: int = 512, repeats: int = 10
     }
     series = {form: [r["saved_bytes"][form] / _MIB for r in records] for form in FORMS}
     note = f"H={_WIDTH}, B={_BATCH}, S={_LENGTH}, bf16; times forward and backward of {rows_timed} "
-    note += f"rows, {setting['device']}, {setting['threads']} threads"
+    note += f"rows, {setting['device']}, {plural(torch.get_num_threads(), 'thread')}"
     return Result(
         "cost",
         scalars,
@@ -100,22 +112,22 @@ def _hidden_layer_table(records: list[dict[str, Any]]) -> str:
 
 def _record(name: str, device: str, rows: int, repeats: int) -> dict[str, Any]:
     gated = activation_info(name).kind == "gated"
-    hidden = 8 * _WIDTH // 3 if gated else 4 * _WIDTH
-    inputs = 2 if gated else 1
+    hidden, inputs = (8 * _WIDTH // 3, 2) if gated else (4 * _WIDTH, 1)
     module = create_activation(name).to(device)
     flops = flops_per_element(name) * (8 / 3 if gated else 4)
-    full = [(_BATCH, _LENGTH, hidden)] * inputs
-    timed = [(rows, hidden)] * inputs
+    full, timed = [(_BATCH, _LENGTH, hidden)] * inputs, [(rows, hidden)] * inputs
+    tokens = _BATCH * _LENGTH
+    paper = _PAPER_MEMORY.get(name)
     return {
         "name": name,
         "hidden": "8H/3" if gated else "4H",
         "flops_per_bsh": flops,
         "ratio": flops / (24 * _WIDTH),
         "ratio_checkpointed": 2 * flops / (24 * _WIDTH),
-        "paper_bytes": paper_row(name).memory if name in PAPER_METHODS else None,
+        "paper_bytes": None if paper is None else paper * tokens * _WIDTH * _DTYPE.itemsize,
         "saved_bytes": {form: saved_bytes(module, form, full, _DTYPE) for form in FORMS},
         "hidden_bytes": hidden_bytes(
-            name, width=_WIDTH, hidden=4 * _WIDTH, tokens=_BATCH * _LENGTH, dtype=_DTYPE
+            name, width=_WIDTH, hidden=4 * _WIDTH, tokens=tokens, dtype=_DTYPE
         ),
         "seconds": {
             form: seconds(module, form, timed, _DTYPE, device=device, repeats=repeats)

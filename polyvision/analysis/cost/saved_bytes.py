@@ -114,8 +114,13 @@ def hidden_bytes(
         Bytes by form: ``plain``, matrices and activation one after the other in torch operations,
         and ``recomputed``, ``FeedForward``.
     """
-    ffn = FeedForward(width, hidden, name).to(dtype)
     with FakeTensorMode(allow_non_fake_inputs=True):
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)  # fake parameters cannot be converted
+        try:
+            ffn = FeedForward(width, hidden, name)
+        finally:
+            torch.set_default_dtype(default)
         x = torch.empty(tokens, width, dtype=dtype, requires_grad=True)
         activation = plain_form(ffn.activation)
 

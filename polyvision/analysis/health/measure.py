@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from polyvision.activations import activation_modules
-from polyvision.analysis.health.blocks import mean, total
 from polyvision.analysis.health.neurons import neuron_parts
 from polyvision.analysis.health.sparsity import ppl_sparsity
 from polyvision.analysis.layers import (
@@ -32,14 +31,36 @@ __all__ = [
     "Health",
     "excess_kurtosis",
     "gradient_norms",
+    "mean",
     "measure_health",
     "neuron_deaths",
     "state_extremes",
+    "total",
     "zero_share",
 ]
 
 # What Sun et al. call massive: larger than 100, and 1,000 times the median of the same state.
 _MASSIVE, _OVER_MEDIAN = 100.0, 1000.0
+# Sums in float64 go over blocks of elements, 32 MiB each: a whole copy would weigh twice as much.
+_ELEMENTS = 1 << 22
+
+
+def total(x: Tensor, of: Callable[[Tensor], Tensor] = lambda block: block) -> Tensor:
+    """Return the sum of ``of(x)``, a function of each element, as a float64 scalar.
+
+    Example:
+        >>> total(torch.tensor([1.0, 2.0, 3.0]), torch.square).item()
+        14.0
+    """
+    result = torch.zeros((), dtype=torch.float64, device=x.device)
+    for block in torch.split(x.detach().flatten(), _ELEMENTS):
+        result += of(block.double()).sum()
+    return result
+
+
+def mean(x: Tensor, of: Callable[[Tensor], Tensor] = lambda block: block) -> Tensor:
+    """Return the mean of ``of(x)`` as a float64 scalar; nan of no element."""
+    return total(x, of) / x.numel()
 
 
 def zero_share(x: Tensor) -> float:

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 import torch
 
-from polyvision.analysis.language.continuation import Continuation
 from polyvision.analysis.language.trained import (
     TrainedModel,
     add_model_arguments,
     open_language_model,
 )
+from polyvision.data.text.tokenizers import Tokenizer
 from polyvision.data.text.utf8 import decode_text
 from polyvision.errors import PolyvisionError
-from polyvision.models.language.generation import prompt_seeds, stream
+from polyvision.models.language.generation import Sampling, prompt_seeds, stream
 
-__all__ = ["add_arguments", "continue_texts", "run"]
+__all__ = ["Continuation", "add_arguments", "continue_texts", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -122,17 +124,85 @@ def run(arguments: argparse.Namespace) -> str:
     return "\n".join(_heading(i, len(prompts)) + text for i, text in enumerate(texts))
 
 
+class Continuation:
+    """Turn the tokens of one continuation into text, and find its end.
+
+    A character whose bytes come in several tokens is shown when it is whole; text that may turn
+    out to begin one of ``stops`` is held back until it is known.
+
+    Args:
+        tokenizer: what the tokens are of. Its end token ends the text.
+        stops: the text ends before the first of them.
+
+    Attributes:
+        text: what is shown so far.
+        tokens: number of tokens so far, the one that ended it included.
+        ended: why it ended: ``end token`` or ``stop text``; None while it goes on.
+
+    Example:
+        >>> from polyvision.data.text.tokenizers import ByteTokenizer
+        >>> said = Continuation(ByteTokenizer(), stops=["es"])
+        >>> [said.add(byte) for byte in b"yes!"]
+        ['y', '', '', '']
+        >>> said.text, said.tokens, said.ended
+        ('y', 3, 'stop text')
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+        assert all(stops)
+        self.text, self.tokens = "", 0
+        self.ended: str | None = None
+        self._tokenizer, self._stops = tokenizer, tuple(stops)
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._held = ""
+
+    def add(self, token: int) -> str:
+        """Take the next token and return the text that can be shown now."""
+        if self.ended:
+            return ""
+        self.tokens += 1
+        if token == self._tokenizer.end:
+            self.ended = "end token"
+            return self.close()
+        self._held += self._decoder.decode(self._tokenizer.vocabulary[token])
+        return self._show()
+
+    def close(self) -> str:
+        """Return what was held back; no token comes after."""
+        self._held += self._decoder.decode(b"", final=True)
+        return self._show(final=True)
+
+    def _show(self, *, final: bool = False) -> str:
+        found = [i for s in self._stops if (i := self._held.find(s)) >= 0]
+        if found:
+            self.ended = "stop text"
+            shown, self._held = self._held[: min(found)], ""
+        else:
+            keep = 0 if final else self._open_stop()
+            cut = len(self._held) - keep
+            shown, self._held = self._held[:cut], self._held[cut:]
+        self.text += shown
+        return shown
+
+    def _open_stop(self) -> int:
+        """Return the length of the longest end of the held text that begins a stop."""
+        lengths = [
+            n
+            for stop in self._stops
+            for n in range(1, min(len(stop), len(self._held) + 1))
+            if self._held.endswith(stop[:n])
+        ]
+        return max(lengths, default=0)
+
+
 def continue_texts(
     trained: TrainedModel,
     prompts: Sequence[np.ndarray],
     max_new_tokens: int,
     *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
     stops: Sequence[str] = (),
-    seed: int | Sequence[int] | None = None,
     show: Callable[[str], None] | None = None,
+    **sampling: Unpack[Sampling],
 ) -> list[Continuation]:
     """Continue several texts at once; each ends at ``stops``, at an end token, or at the limit.
 
@@ -141,12 +211,9 @@ def continue_texts(
         prompts: the tokens of one or more texts, as ``Tokenizer.encode`` gives them; an empty one
             begins at the start of a document.
         max_new_tokens: the limit.
-        temperature: as in ``polyvision.models.language.generation.generate``, like the next two.
-        top_k: number of tokens to draw from.
-        top_p: probability of the tokens to draw from.
         stops: texts to end before.
-        seed: for repeatable samples: one, or one for each text, see ``prompt_seeds``.
         show: is called with the text of the only prompt's continuation while it comes.
+        **sampling: see ``polyvision.models.language.generation.Sampling``.
 
     Raises:
         PolyvisionError: a value is out of range.
@@ -162,10 +229,7 @@ def continue_texts(
         padded.to(trained.device),
         max_new_tokens,
         starts=starts.to(trained.device),
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
+        **sampling,
     )
     with trained.autocast(), closing(tokens):
         for new in tokens:

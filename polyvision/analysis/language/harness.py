@@ -24,34 +24,12 @@ __all__ = [
 
 # Zhuo et al. 2024, https://arxiv.org/abs/2411.03884: all of section 4; Table 1; Table 3, whose
 # "MMLU Var", with varied numbers of examples, the harness does not have: its plain MMLU instead.
+_DENSE = ("arc_easy", "arc_challenge", "hellaswag", "piqa", "sciq", "winogrande")
+_MORE = ("coqa", "mmlu", "boolq", "copa", "commonsense_qa", "openbookqa", "social_iqa")
 PRESETS: dict[str, tuple[str, ...]] = {
-    "paper": (
-        "arc_easy",
-        "arc_challenge",
-        "hellaswag",
-        "piqa",
-        "sciq",
-        "coqa",
-        "winogrande",
-        "mmlu",
-        "boolq",
-        "copa",
-        "commonsense_qa",
-        "openbookqa",
-        "social_iqa",
-    ),
-    "paper_dense": ("arc_easy", "arc_challenge", "hellaswag", "piqa", "sciq", "winogrande"),
-    "paper_moe": (
-        "mmlu",
-        "hellaswag",
-        "sciq",
-        "arc_challenge",
-        "arc_easy",
-        "piqa",
-        "winogrande",
-        "openbookqa",
-        "copa",
-    ),
+    "paper": (*_DENSE, *_MORE),
+    "paper_dense": _DENSE,
+    "paper_moe": (*_DENSE, "mmlu", "openbookqa", "copa"),
 }
 
 

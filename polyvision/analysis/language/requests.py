@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from polyvision.analysis.language.generate import continue_texts
-from polyvision.analysis.language.spans import Span, spans
+from polyvision.analysis.language.perplexity import Span, spans
 from polyvision.analysis.language.trained import TrainedModel
 from polyvision.errors import PolyvisionError
 from polyvision.models.language.generation import prompt_seeds

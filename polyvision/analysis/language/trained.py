@@ -9,12 +9,13 @@ from pathlib import Path
 
 import torch
 
+from polyvision.analysis.device import add_device_argument, pick_device
 from polyvision.data.text.tokenizers import Tokenizer, tokenizer_from_json
 from polyvision.errors import PolyvisionError
 from polyvision.models.language.transformer import Transformer
 from polyvision.models.trained.saved import WEIGHTS, Saved, open_saved
 
-__all__ = ["TrainedModel", "add_model_arguments", "open_language_model", "pick_device"]
+__all__ = ["TrainedModel", "add_model_arguments", "open_language_model"]
 
 _DTYPES = {"32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -71,7 +72,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="best: of the best validation; last: of the last checkpoint; ema: its averaged "
         "weights (default: best, or last where there is no best)",
     )
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add_device_argument(parser)
     parser.add_argument(
         "--precision",
         choices=tuple(_DTYPES),
@@ -113,15 +114,3 @@ def _tokenizer(saved: Saved) -> Tokenizer:
             f"{saved.folder} has no tokenizer.json, without which text means nothing to the model"
         )
     return tokenizer_from_json(saved.tokenizer)
-
-
-def pick_device(asked: str) -> torch.device:
-    """Resolve ``auto``, ``cpu`` or ``cuda``.
-
-    Raises:
-        PolyvisionError: there is no such device.
-    """
-    available = torch.cuda.is_available()
-    if asked == "cuda" and not available:
-        raise PolyvisionError("--device cuda: no GPU is visible here; use cpu or auto")
-    return torch.device("cuda" if available and asked != "cpu" else "cpu")

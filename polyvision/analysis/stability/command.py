@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from polyvision.analysis.document import Section, as_html, as_markdown
+from polyvision.analysis.device import add_device_argument, pick_device
+from polyvision.analysis.document import Section, write_report
 from polyvision.analysis.stability.contrast import run_grids, run_pairs, run_precisions
 from polyvision.analysis.stability.overflow import Cell, overflow_maps
 from polyvision.analysis.stability.report import (
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seeds", type=int, default=3, help="paired seeds of the contrast (default: %(default)s)"
     )
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add_device_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> str:
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> str:
     Raises:
         PolyvisionError: the folder cannot be made, there is no such device, or no seed is left.
     """
-    device = _device(arguments.device)
+    device = pick_device(arguments.device).type
     if arguments.seeds < 1:
         raise PolyvisionError(f"--seeds must be at least 1, got {arguments.seeds}")
     folder: Path = arguments.output
@@ -69,15 +70,26 @@ def run(arguments: argparse.Namespace) -> str:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise PolyvisionError(f"--output {folder} cannot be a folder: {error.strerror}") from None
-    progress = _Progress()
-    results: dict[str, Any] = {"environment": _environment(device)}
+    start = time.monotonic()
+
+    def progress(text: str) -> None:
+        print(f"[{time.monotonic() - start:4.0f} s] {text}", file=sys.stderr, flush=True)
+
+    hardware = (
+        torch.cuda.get_device_name()
+        if device == "cuda"
+        else torch.backends.cpu.get_cpu_capability()
+    )
+    results: dict[str, Any] = {
+        "environment": {"torch": torch.__version__, "device": device, "hardware": hardware}
+    }
     sections: list[Section] = []
     if "maps" in arguments.parts:
         cells = overflow_maps(device=device, progress=progress)
         results["thresholds"] = [
             {"what": t.what, "exact": t.exact, "fp16": neighbours(t)} for t in THRESHOLDS
         ]
-        results["maps"] = _compact(cells)
+        results["maps"] = _map_rows(cells)
         sections += [threshold_section(), map_section(cells)]
     if "pairs" in arguments.parts:
         pairs = run_pairs(range(arguments.seeds), device, progress)
@@ -91,61 +103,32 @@ def run(arguments: argparse.Namespace) -> str:
         precisions = run_precisions(device, progress)
         results["precisions"] = [_record(one) for _, runs in precisions for one in runs]
         sections.append(precision_section(precisions))
-    _write(folder, results, sections)
+    lead = f"Made by `polyvision stability` on {device} ({hardware}), torch {torch.__version__}."
+    lines = ",\n".join(f"{json.dumps(key)}: {_json(value)}" for key, value in results.items())
+    files = {"stability.json": "{\n" + lines + "\n}\n"}
+    write_report(folder, "fp16 stability lab", lead, sections, files)
     return f"report: {folder / 'report.html'} (also report.md, stability.json and the figures)"
 
 
-class _Progress:
-    """Print a line with the time since the start."""
-
-    def __init__(self) -> None:
-        self.start = time.monotonic()
-
-    def __call__(self, text: str) -> None:
-        print(f"[{time.monotonic() - self.start:4.0f} s] {text}", file=sys.stderr, flush=True)
-
-
-def _device(asked: str) -> str:
-    available = torch.cuda.is_available()
-    if asked == "cuda" and not available:
-        raise PolyvisionError("--device cuda: no GPU is visible here; use cpu or auto")
-    return "cuda" if available and asked != "cpu" else "cpu"
-
-
-def _environment(device: str) -> dict[str, str]:
-    name = (
-        torch.cuda.get_device_name()
-        if device == "cuda"
-        else torch.backends.cpu.get_cpu_capability()
-    )
-    return {"torch": torch.__version__, "device": device, "hardware": name}
-
-
-def _compact(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """Gather the cells of each map row; lists run over the exponents."""
-    rows: dict[tuple[str, str, str, str], dict[str, Any]] = {}
+def _map_rows(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """Gather the cells of each row of the maps; lists run over the exponents."""
+    rows: dict[tuple[str, ...], dict[str, Any]] = {}
     for cell in cells:
-        key = (cell.contender, cell.form, cell.dtype, cell.quantity)
-        names = ("contender", "form", "dtype", "quantity")
-        row = rows.setdefault(key, dict(zip(names, key, strict=True)))
-        row.setdefault("first_exponent", cell.exponent)
-        for field in ("non_finite", "unavoidable", "error"):
-            row.setdefault(field, []).append(_short(getattr(cell, field)))
+        names = {name: getattr(cell, name) for name in ("contender", "form", "dtype", "quantity")}
+        row = rows.setdefault(tuple(names.values()), {**names, "first_exponent": cell.exponent})
+        for name in ("non_finite", "unavoidable", "error"):
+            row.setdefault(name, []).append(_short(getattr(cell, name)))
     return list(rows.values())
 
 
 def _record(run: Run, *, curves: bool = False) -> dict[str, Any]:
     """Turn a run into plain values; curves only where they are drawn."""
     record = dataclasses.asdict(run)
-    record["last_loss"] = _short(run.last_loss)
-    record["lost"] = run.lost
+    record |= {"last_loss": _short(run.last_loss), "lost": run.lost}
     record["steps_begun"] = len(run.losses)
+    record |= {name: [_short(value) for value in record[name]] for name in ("losses", "peaks")}
     if not curves:
-        del record["scales"]
-    for name in ("losses", "peaks"):
-        values = record.pop(name)
-        if curves:
-            record[name] = [_short(value) for value in values]
+        del record["losses"], record["peaks"], record["scales"]
     return record
 
 
@@ -154,22 +137,6 @@ def _short(value: float | None) -> float | str | None:
     if value is None or math.isfinite(value):
         return None if value is None else float(f"{value:.4g}")
     return str(value)
-
-
-def _write(folder: Path, results: dict[str, Any], sections: Sequence[Section]) -> None:
-    environment = results["environment"]
-    title = "fp16 stability lab"
-    lead = (
-        f"Made by `polyvision stability` on {environment['device']} ({environment['hardware']}), "
-        f"torch {environment['torch']}."
-    )
-    lines = ",\n".join(f"{json.dumps(k)}: {_json(v)}" for k, v in results.items())
-    (folder / "stability.json").write_text("{\n" + lines + "\n}\n", encoding="utf-8")
-    (folder / "report.md").write_text(as_markdown(title, lead, sections), encoding="utf-8")
-    (folder / "report.html").write_text(as_html(title, lead, sections), encoding="utf-8")
-    for section in sections:
-        if section.figure:
-            (folder / section.figure[0]).write_bytes(section.figure[1])
 
 
 def _json(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The training contrast: which runs are made, and in which settings.
+"""The training contrast: which runs are made, in which settings, on which data.
 
 Every comparison is paired: the same network, recipe, weights of the same seed and order of the
 data; only the activation differs.
@@ -7,11 +7,17 @@ data; only the activation differs.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
-from polyvision.analysis.stability.datasets import book, digits
+import numpy as np
+import torch
+
 from polyvision.analysis.stability.training import PRECISIONS, Batches, Recipe, Run, train
+from polyvision.data.images.augment import Augment
+from polyvision.data.images.registry import collate, load_image_data
+from polyvision.data.text.file import TokenWindows, load_book
 
 __all__ = [
     "ACTIVATIONS",
@@ -19,6 +25,8 @@ __all__ = [
     "SETTINGS",
     "Grid",
     "Setting",
+    "book",
+    "digits",
     "run_grids",
     "run_pairs",
     "run_precisions",
@@ -27,6 +35,7 @@ __all__ = [
 ACTIVATIONS = ("polynorm", "polyrelu", "relu")
 
 Progress = Callable[[str], None]
+_CONTEXT = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +90,12 @@ class Grid:
     values: tuple[float, ...]
     base: Recipe
     rates: tuple[float, ...] = (1e-4, 1e-3, 1e-2)
+    data: str = dataclasses.field(default="digits", init=False)
+
+    @property
+    def title(self) -> str:
+        """Name for progress."""
+        return f"grid {self.network}"
 
     def recipe(self, lr: float, value: float) -> Recipe:
         """Return the recipe of one point."""
@@ -101,6 +116,10 @@ GRIDS: tuple[Grid, ...] = (
     ),
 )
 
+_Subject = TypeVar("_Subject", Setting, Grid)
+# What distinguishes one point of a setting or grid, in words; the seed; the recipe.
+_Point = tuple[str, int, Recipe]
+
 
 def run_pairs(
     seeds: Iterable[int],
@@ -110,17 +129,7 @@ def run_pairs(
 ) -> list[tuple[Setting, list[Run]]]:
     """Train each activation in each setting, with each seed."""
     seeds = list(seeds)
-    load = _Loader(device)
-    results = []
-    for setting in settings:
-        runs = []
-        for seed in seeds:
-            data = load(setting.data)
-            row = [train(setting.network, n, seed, setting.recipe, data) for n in ACTIVATIONS]
-            progress(f"{setting.title}, seed {seed}: {_outcomes(row)}")
-            runs += row
-        results.append((setting, runs))
-    return results
+    return _run(settings, lambda s: [(f"seed {n}", n, s.recipe) for n in seeds], device, progress)
 
 
 def run_grids(
@@ -129,18 +138,15 @@ def run_grids(
     grids: Iterable[Grid] = GRIDS,
 ) -> list[tuple[Grid, list[Run]]]:
     """Train each activation at each point of the grids, with seed 0."""
-    data = digits(device)
-    results = []
-    for grid in grids:
-        runs: list[Run] = []
-        for value in grid.values:
-            recipes = [grid.recipe(lr, value) for lr in grid.rates]
-            row = [train(grid.network, name, 0, r, data) for r in recipes for name in ACTIVATIONS]
-            trained = sum(run.outcome == "trains" for run in row)
-            progress(f"grid {grid.network}, {grid.axis} {value:g}: {trained} of {len(row)} train")
-            runs += row
-        results.append((grid, runs))
-    return results
+
+    def points(grid: Grid) -> list[_Point]:
+        return [
+            (f"{grid.axis} {value:g}, lr {lr:g}", 0, grid.recipe(lr, value))
+            for value in grid.values
+            for lr in grid.rates
+        ]
+
+    return _run(grids, points, device, progress)
 
 
 def run_precisions(
@@ -149,37 +155,69 @@ def run_precisions(
     settings: Iterable[Setting] = SETTINGS,
 ) -> list[tuple[Setting, list[Run]]]:
     """Train the settings without convolutions in every precision, with seed 0."""
-    data = digits(device)
+
+    def points(setting: Setting) -> list[_Point]:
+        recipe = setting.recipe
+        return [(name, 0, dataclasses.replace(recipe, precision=name)) for name in PRECISIONS]
+
+    return _run([s for s in settings if s.data == "digits"], points, device, progress)
+
+
+def _run(
+    subjects: Iterable[_Subject],
+    points: Callable[[_Subject], Iterable[_Point]],
+    device: str,
+    progress: Progress,
+) -> list[tuple[_Subject, list[Run]]]:
+    """Train each activation at each point of each subject."""
     results = []
-    for setting in settings:
-        if setting.data != "digits":
-            continue
-        runs = []
-        for precision in PRECISIONS:
-            recipe = dataclasses.replace(setting.recipe, precision=precision)
-            row = [train(setting.network, name, 0, recipe, data) for name in ACTIVATIONS]
-            progress(f"{setting.title} in {precision}: {_outcomes(row)}")
+    for subject in subjects:
+        data, runs = _load(subject.data, device), []
+        for words, seed, recipe in points(subject):
+            row = [train(subject.network, name, seed, recipe, data) for name in ACTIVATIONS]
+            outcomes = ", ".join(f"{run.activation} {run.outcome}" for run in row)
+            progress(f"{subject.title}, {words}: {outcomes}")
             runs += row
-        results.append((setting, runs))
+        results.append((subject, runs))
     return results
 
 
-def _outcomes(runs: Iterable[Run]) -> str:
-    return ", ".join(f"{run.activation} {run.outcome}" for run in runs)
+@functools.cache
+def _load(name: str, device: str) -> Batches:
+    if name == "book":
+        return book(device)
+    return digits(device, image_size=16 if name == "digits16" else 8)
 
 
-class _Loader:
-    """Load each data set once."""
+def digits(device: str, *, image_size: int = 8) -> Batches:
+    """Return the 1,437 training digits as (N, 1, size, size), normalised to mean 0 and variance 1.
 
-    def __init__(self, device: str) -> None:
-        self.device = device
-        self.loaded: dict[str, Batches] = {}
+    Args:
+        device: where they are put.
+        image_size: height and width; the originals have 8.
+    """
+    data = load_image_data(
+        "digits",
+        image_size=image_size,
+        augment=Augment(crop_scale=(1.0, 1.0), hflip=0.0, crop_pct=1.0),
+        mean=(0.0,) * 3,
+        std=(1.0,) * 3,
+    )
+    size = len(data.train)  # type: ignore[arg-type]
+    images, labels = collate([data.train[i] for i in range(size)])
+    gray = images[:, :1].double()  # the sums are then the same with any number of threads
+    gray = ((gray - gray.mean()) / gray.std()).float()
+    return Batches(gray.to(device), labels.to(device), len(data.classes))
 
-    def __call__(self, name: str) -> Batches:
-        if name not in self.loaded:
-            if name == "book":
-                self.loaded[name] = book(self.device)
-            else:
-                size = 16 if name == "digits16" else 8
-                self.loaded[name] = digits(self.device, image_size=size)
-        return self.loaded[name]
+
+def book(device: str, *, windows: int = 4096) -> Batches:
+    """Return the first bytes of the built-in book as windows of 32, a vocabulary of 256.
+
+    Args:
+        device: where they are put.
+        windows: how many.
+    """
+    text = load_book().encode()[: windows * _CONTEXT + 1]
+    data = TokenWindows(np.frombuffer(text, np.uint8), _CONTEXT)
+    inputs, targets = zip(*(data[i] for i in range(len(data))), strict=True)
+    return Batches(torch.stack(inputs).to(device), torch.stack(targets).to(device), 256)

@@ -9,7 +9,7 @@ hide what the lab looks for.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections import OrderedDict
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from polyvision.errors import unknown
 from polyvision.models.language.transformer import Transformer, TransformerShape
 from polyvision.models.vision.create import create_vision_model
 
-__all__ = ["MLP", "NETWORKS", "ResidualMLP", "build_network", "draw_weights"]
+__all__ = ["NETWORKS", "build_network", "draw_weights", "mlp"]
 
 # Name -> what it is; the report and the command line list these.
 NETWORKS: dict[str, str] = {
@@ -33,72 +33,44 @@ NETWORKS: dict[str, str] = {
     "transformer": "polyvision's decoder, 4 pre-norm blocks with RMSNorm, width 64",
 }
 
+_WIDTH, _DEPTH = 128, 8
+# 1/8 of the usual ones: fp16 convolutions on CPUs have slow backward passes.
 _CHANNELS = (8, 16, 32, 64)
 
 
-class MLP(nn.Module):
-    """``depth`` hidden layers, each a matrix and an activation, then a linear head.
+class _Classifier(nn.Sequential):
+    """Modules one after the other, on flattened inputs."""
 
-    Args:
-        features: input size.
-        width: size of the hidden layers.
-        depth: number of hidden layers.
-        classes: output size.
-        activation: a registered pointwise or normalising activation.
-
-    Shape:
-        (B, ...) with ``features`` values per sample -> (B, classes).
-    """
-
-    def __init__(
-        self, features: int, width: int, depth: int, classes: int, activation: str
-    ) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        for i in range(depth):
-            layers += [nn.Linear(width if i else features, width), create_activation(activation)]
-        self.layers = nn.Sequential(*layers)
-        self.head = nn.Linear(width, classes)
+    def __init__(self, **parts: nn.Module) -> None:
+        super().__init__(OrderedDict(parts))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits."""
-        logits: Tensor = self.head(self.layers(x.flatten(1)))
+        logits: Tensor = super().forward(x.flatten(1))  # type: ignore[no-untyped-call]
         return logits
+
+
+def mlp(features: int, width: int, depth: int, classes: int, activation: str) -> nn.Module:
+    """Return ``depth`` hidden layers, each a matrix and an activation, and a linear head."""
+    layers: list[nn.Module] = []
+    for i in range(depth):
+        layers += [nn.Linear(width if i else features, width), create_activation(activation)]
+    return _Classifier(layers=nn.Sequential(*layers), head=nn.Linear(width, classes))
 
 
 class _ResidualBlock(nn.Module):
     """``x + down(act(up(x)))``, the feed-forward block of a transformer without its norm."""
 
-    def __init__(self, width: int, activation: str) -> None:
+    def __init__(self, activation: str) -> None:
         super().__init__()
-        self.up = nn.Linear(width, width)
+        self.up = nn.Linear(_WIDTH, _WIDTH)
         self.act = create_activation(activation)
-        self.down = nn.Linear(width, width)
+        self.down = nn.Linear(_WIDTH, _WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the block."""
         y: Tensor = x + self.down(self.act(self.up(x)))
         return y
-
-
-class ResidualMLP(nn.Module):
-    """A linear stem, ``depth`` residual blocks without normalisation, a linear head.
-
-    Arguments and shapes are those of ``MLP``.
-    """
-
-    def __init__(
-        self, features: int, width: int, depth: int, classes: int, activation: str
-    ) -> None:
-        super().__init__()
-        self.stem = nn.Linear(features, width)
-        self.blocks = nn.Sequential(*(_ResidualBlock(width, activation) for _ in range(depth)))
-        self.head = nn.Linear(width, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits."""
-        logits: Tensor = self.head(self.blocks(self.stem(x.flatten(1))))
-        return logits
 
 
 def build_network(
@@ -122,15 +94,29 @@ def build_network(
     if name == "transformer":
         return _transformer(activation, context=sample.shape[1], vocabulary=classes, gain=gain)
     features = sample[0].numel()
+    model: nn.Module
     if name == "mlp":
-        model: nn.Module = MLP(features, 128, 8, classes, activation)
+        model = mlp(features, _WIDTH, _DEPTH, classes, activation)
     elif name == "residual-mlp":
-        model = ResidualMLP(features, 128, 8, classes, activation)
+        model = _Classifier(
+            stem=nn.Linear(features, _WIDTH),
+            blocks=nn.Sequential(*(_ResidualBlock(activation) for _ in range(_DEPTH))),
+            head=nn.Linear(_WIDTH, classes),
+        )
     else:
-        timm_name = {"resnet": "resnet18"}.get(name.split("-")[0], name.split("-")[0])
-        model = _resnet(timm_name, activation, sample, classes)
-        if name.endswith("no-bn"):
-            _remove_batch_norm(model)
+        timm_name = name.split("-")[0]
+        model = create_vision_model(
+            "resnet18" if timm_name == "resnet" else timm_name,
+            activation,
+            num_classes=classes,
+            image_size=sample.shape[-1],
+            in_chans=sample.shape[1],
+            model_kwargs={"channels": _CHANNELS, "zero_init_last": False},
+        ).model
+    if name.endswith("no-bn"):
+        for path, module in list(model.named_modules()):
+            if isinstance(module, nn.BatchNorm2d):
+                model.set_submodule(path, nn.Identity())
     draw_weights(model, gain)
     if name == "resnet-frozen-bn":
         _freeze_batch_norm(model, sample)
@@ -151,26 +137,6 @@ def _transformer(activation: str, *, context: int, vocabulary: int, gain: float)
     model = Transformer(shape)
     model.init_matrices()  # a second draw: the one that the published results were made with
     return model
-
-
-def _resnet(timm_name: str, activation: str, sample: Tensor, classes: int) -> nn.Module:
-    """Build at 1/8 of the usual width: fp16 convolutions on CPUs have slow backward passes."""
-    keywords: dict[str, Any] = {"channels": _CHANNELS, "zero_init_last": False}
-    built = create_vision_model(
-        timm_name,
-        activation,
-        num_classes=classes,
-        image_size=sample.shape[-1],
-        in_chans=sample.shape[1],
-        model_kwargs=keywords,
-    )
-    return built.model
-
-
-def _remove_batch_norm(model: nn.Module) -> None:
-    for name, module in list(model.named_modules()):
-        if isinstance(module, nn.BatchNorm2d):
-            model.set_submodule(name, nn.Identity())
 
 
 def _freeze_batch_norm(model: nn.Module, sample: Tensor) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from polyvision.errors import PolyvisionError
+from polyvision.output import plural
 
 __all__ = ["BadLines"]
 
@@ -35,7 +36,8 @@ class BadLines:
         """
         lines = self.reasons.setdefault(str(path), {})
         if line not in lines and len(self) >= self.limit:
-            more = f"; {self.limit:,} lines before it were left out" if self.limit else ""
+            were = f"{plural(self.limit, 'line')} before it {'was' if self.limit == 1 else 'were'}"
+            more = f"; {were} left out" if self.limit else ""
             raise PolyvisionError(f"{path}:{line}{reason}{more}; see --skip-bad-lines")
         lines[line] = reason
 

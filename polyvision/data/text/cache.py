@@ -7,8 +7,6 @@ written is reported once and left.
 from __future__ import annotations
 
 import logging
-import os
-import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Mapping
@@ -17,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from polyvision.files import cache_folder
+from polyvision.files import cache_folder, whole_file
 
 __all__ = ["Arrays", "cache_folder", "cached_arrays"]
 
@@ -57,15 +55,9 @@ def cached_arrays(path: Path, build: Callable[[], Arrays]) -> Arrays:
 def _write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write to a neighbour first, so that no reader ever sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f"{path.stem}*.tmp"):
+    for left in path.parent.glob(f".{path.name}.*.tmp"):
         with suppress(FileNotFoundError):
             if time.time() - left.stat().st_mtime > _LEFT_SECONDS:
                 left.unlink()
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    with whole_file(path, shared=True) as partial, partial.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ from polyvision.data.text.file import TokenWindows, load_text_data
 from polyvision.data.text.sampling import MixedWindows, PartWindows, ShuffledWindows
 from polyvision.data.text.tokenizers import Tokenizer
 from polyvision.errors import PolyvisionError, unknown
+from polyvision.output import plural
 
 __all__ = ["LanguageData", "load_language_data"]
 
@@ -204,7 +205,8 @@ def _checksums(part: Part) -> set[str]:
 
 
 def _describe(part: Part) -> str:
-    return f"{part.documents:,} documents, {part.tokens:,} tokens, {part.text_bytes:,} bytes"
+    sizes = (part.documents, "document"), (part.tokens, "token"), (part.text_bytes, "byte")
+    return ", ".join(plural(*size) for size in sizes)
 
 
 def _named(key: str, folder: str) -> Corpus:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from polyvision.data.text.sources import Piece, Source
 from polyvision.errors import PolyvisionError
+from polyvision.output import plural
 
 __all__ = ["BORDERS", "Split", "in_validation", "nearest_border", "plan_split"]
 
@@ -48,43 +49,52 @@ def nearest_border(text: str, target: int, reach: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """How documents are divided into a training and a validation split.
+    """How documents are divided into a training and a validation split: by hash, or at one place.
 
     Attributes:
         fraction: share that validates, 0 for none.
         seed: chooses the documents.
-        cut: the first character that validates, of the only document; None where there are more.
-        border: what the text before the cut ends with: a paragraph, line, word or character.
+        cut: the first character that validates, in its file; None where hashes decide.
+        file: the number of that file.
+        border: what the text before the cut ends with: a document, paragraph, line, word or
+            character.
+        documents: how many there are, where they are divided at one place.
     """
 
     fraction: float
     seed: int
     cut: int | None = None
+    file: int = 0
     border: str = ""
+    documents: int = 0
 
-    def validates(self, piece: Piece, documents: int) -> bool:
-        """Say whether the document that begins with ``piece``, after so many others, validates."""
-        if self.cut is not None:  # the document's two parts
-            return documents > 0
-        return bool(self.fraction) and in_validation(piece.text, self.fraction, self.seed)
+    def parts(self, file: int, pieces: Iterable[Piece]) -> Iterator[tuple[str, Piece]]:
+        """Yield the pieces of file number ``file``, each with its part, ``train`` or ``val``.
 
-    def divide(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
-        """Make two documents of one that is divided; leave others as they are."""
+        The document that the cut divides becomes two.
+        """
         if self.cut is None:
-            yield from pieces
+            part = "train"
+            for piece in pieces:
+                if piece.begins and self.fraction:
+                    validates = in_validation(piece.text, self.fraction, self.seed)
+                    part = "val" if validates else "train"
+                yield part, piece
+            return
+        if file != self.file:
+            yield from (("train" if file < self.file else "val", piece) for piece in pieces)
             return
         left = self.cut
         for piece in pieces:
-            if 0 < left < len(piece.text):
-                yield dataclasses.replace(piece, text=piece.text[:left], ends=True)
-                yield dataclasses.replace(piece, text=piece.text[left:], begins=True)
-            else:
-                yield dataclasses.replace(
-                    piece,
-                    begins=piece.begins or left == 0,
-                    ends=piece.ends or left == len(piece.text),
-                )
-            left -= len(piece.text)
+            size = len(piece.text)
+            if 0 < left < size:
+                yield "train", dataclasses.replace(piece, text=piece.text[:left], ends=True)
+                yield "val", dataclasses.replace(piece, text=piece.text[left:], begins=True)
+            elif left > 0:
+                yield "train", dataclasses.replace(piece, ends=piece.ends or left == size)
+            elif size or piece.begins or left < 0:  # else the end of a document that has ended
+                yield "val", dataclasses.replace(piece, begins=piece.begins or left == 0)
+            left -= size
 
 
 def plan_split(
@@ -92,7 +102,8 @@ def plan_split(
 ) -> Split:
     """Find out whether each part gets a document, reading as little as possible of each file.
 
-    A single document is divided by position, as ``data=text`` divides a text.
+    Where hashes leave a part without a document, as they must with a single one, the text is
+    divided by position, as ``data=text`` divides it: its last part validates.
 
     Args:
         sources: the files; the beginning of each is read.
@@ -102,52 +113,45 @@ def plan_split(
         separator: what separates the documents of plain text.
 
     Raises:
-        PolyvisionError: a file cannot be used, there is no text, or a part would have none.
+        PolyvisionError: a file cannot be used, there is no text, or too little to divide.
     """
     split = Split(fraction, seed)
     counts = {"train": 0, "val": 0} if fraction else {"train": 0}
-    for source in sources:
-        for piece in read(source):
-            if piece.begins:
-                counts["val" if split.validates(piece, 0) else "train"] += 1
+    for number, source in enumerate(sources):
+        for part, piece in split.parts(number, read(source)):
+            counts[part] += piece.begins
             if all(counts.values()) or (source.one_document and separator is None):
                 break
     total = sum(counts.values())
     if not total:
         raise PolyvisionError(f"no text in {len(sources):,} files: nothing but white space")
-    if total == 1 and fraction:
-        return _by_position(sources, read, split)
-    for name, documents in counts.items():
-        if not documents:
-            raise PolyvisionError(
-                f"none of the {total:,} documents is in the split {name!r}: a plain text file is "
-                "one document unless --separator splits it (such as --separator '\\n\\n'); "
-                "or choose another --val-fraction, 0 for no validation split, or another --seed"
-            )
-    return split
+    return split if all(counts.values()) else _by_position(sources, read, split, total)
 
 
-def _by_position(sources: Sequence[Source], read: Read, split: Split) -> Split:
-    """Find where the only document is divided, in two passes over its text."""
-
-    def pieces() -> Iterator[Piece]:
-        return (piece for source in sources for piece in read(source))
-
-    length = sum(len(piece.text) for piece in pieces())
-    target = round(length * (1 - split.fraction))
-    reach = min(target, length - target) // 2
-    reach = min(reach, _REACH)
+def _by_position(sources: Sequence[Source], read: Read, split: Split, documents: int) -> Split:
+    """Find the place in the whole text after which everything validates, in two passes over it."""
+    lengths = [sum(len(piece.text) for piece in read(source)) for source in sources]
+    length = sum(lengths)
+    file, target = 0, round(length * (1 - split.fraction))
+    while file + 1 < len(lengths) and target >= lengths[file]:
+        target -= lengths[file]
+        file += 1
+    reach = min(min(target, lengths[file] - target) // 2, _REACH)
     first, last = max(0, target - reach - 2), target + reach + 2
-    window, start = "", 0
-    for piece in pieces():
+    window, start, begins = "", 0, {0}
+    for piece in read(sources[file]):
+        if piece.begins:
+            begins.add(start)
         window += piece.text[max(0, first - start) : max(0, last - start)]
         start += len(piece.text)
-    cut = first + nearest_border(window, target - first, reach)
-    if not 0 < cut < length:
+    cut = first + nearest_border(window, target - first, reach) if target else 0
+    if not 0 < sum(lengths[:file]) + cut < length:
+        what = "the only document has" if documents == 1 else f"the {documents:,} documents have"
         raise PolyvisionError(
-            f"the only document has {length:,} characters, too few to hold out {split.fraction:g} "
-            "of it: use more text, another --val-fraction, or 0 for no validation split"
+            f"{what} {plural(length, 'character')}, too few to hold out {split.fraction:g} of "
+            "them: use more text, another --val-fraction, or 0 for no validation split"
         )
     before = window[: cut - first]
     kinds = (kind for border, kind in BORDERS.items() if before.endswith(border))
-    return dataclasses.replace(split, cut=cut, border=next(kinds, "character"))
+    border = "document" if cut in begins else next(kinds, "character")
+    return dataclasses.replace(split, cut=cut, file=file, border=border, documents=documents)

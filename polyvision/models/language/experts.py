@@ -15,10 +15,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from polyvision.kernels.recompute import autocast_now, leaf_gradients, opened, repeated, watched
 from polyvision.models.language.grouped import grouped_matmul, grouped_outer
 from polyvision.models.language.loss import compute_dtype
 from polyvision.models.language.router import Assignment
+from polyvision.recompute import (
+    autocast_now,
+    leaf_gradients,
+    make_functional,
+    repeated,
+    under_compiler_or_transform,
+)
 
 __all__ = ["expert_down", "expert_up"]
 
@@ -79,7 +85,7 @@ def expert_up(x: Tensor, weight: Tensor, assignment: Assignment) -> Tensor:
     token, _, _, inverse, ends = assignment
     dtype = compute_dtype(x)
     h: Tensor
-    if watched():
+    if under_compiler_or_transform():
         rows = repeated(_rows_of, x.to(dtype), token)
         h = grouped_matmul(rows, weight.to(dtype).mT, ends)
     else:
@@ -161,13 +167,13 @@ def expert_down(
         (N, width).
     """
     token, _, _, inverse, ends = assignment
-    if watched():
+    if under_compiler_or_transform():
 
         def scaled(share: Tensor, *hidden: Tensor) -> Tensor:
             return _scaled(activation(*hidden), share)
 
         return _down(repeated(scaled, share, *hidden), weight, inverse, ends, tokens)
-    function, parameters = opened(activation, len(hidden))
+    function, parameters = make_functional(activation, len(hidden))
     y: Tensor = _Down.apply(
         function, share, weight, token, inverse, ends, tokens, *hidden, *parameters
     )

@@ -10,6 +10,7 @@ Shazeer 2020, https://arxiv.org/abs/2002.05202 (gated form and the factor 2/3).
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from polyvision.activations import activation_info, create_activation
 from polyvision.errors import PolyvisionError, did_you_mean
 from polyvision.functional import ffn_down
-from polyvision.models.language.initial import Draw
+from polyvision.models.language.shape import Draw
 
 __all__ = ["FeedForward", "gated_hidden", "hidden_activation"]
 
@@ -76,12 +77,16 @@ class FeedForward(nn.Module):
         self._repeatable = kind != "stochastic"
         self.gate = nn.Linear(width, hidden, bias=False) if gated else None
         self.up = nn.Linear(width, hidden, bias=False)
-        self.activation = hidden_activation(activation, options or {})
+        self.activation = hidden_activation(activation, options or {}, hidden)
+        # Logits by which a token weighs the functions of a mixture.
+        logits = getattr(self.activation, "mixing", 0)
+        self.mixing = nn.Linear(width, logits, bias=False) if logits else None
         self.down = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the network to the last dimension of ``x``."""
-        h = (self.up(x),) if self.gate is None else (self.gate(x), self.up(x))  # (..., hidden)
+        made_of_x = (self.gate, self.up, self.mixing)
+        h = tuple(m(x) for m in made_of_x if m is not None)  # (..., hidden), (..., logits)
         if self._repeatable and torch.is_grad_enabled():
             return ffn_down(h, self.down.weight, self.activation)  # (..., width)
         y: Tensor = self.down(self.activation(*h))
@@ -92,21 +97,24 @@ class FeedForward(nn.Module):
         for linear in (self.gate, self.up):
             if linear is not None:
                 draw(linear.weight, False)
+        if self.mixing is not None:
+            nn.init.zeros_(self.mixing.weight)
         draw(self.down.weight, True)
 
 
 def hidden_activation(
-    name: str, options: Mapping[str, Any], groups: int | None = None
+    name: str, options: Mapping[str, Any], hidden: int, groups: int | None = None
 ) -> nn.Module:
     """Build a registered activation for (..., hidden) tensors.
 
     Args:
         name: its name.
         options: keywords of its constructor.
+        hidden: the number of features.
         groups: a set of coefficients for each of so many groups of rows; None for one set.
 
     Raises:
-        PolyvisionError: unknown name or option.
+        PolyvisionError: unknown name or option, or a token would depend on later ones.
     """
     info = activation_info(name)
     valid = sorted(info.options.__dataclass_fields__)
@@ -116,7 +124,16 @@ def hidden_activation(
             raise PolyvisionError(
                 f"activation {name!r} has no option {key!r};{did_you_mean(key, valid)} {has}."
             )
-    site: dict[str, int] = {"dim": -1} if info.kind == "normalising" else {}
+    site: dict[str, int] = {"dim": -1} if info.needs_dim(options) else {}
+    if "features" in inspect.signature(info.factory).parameters:
+        site["features"] = hidden
     if groups is not None:
         site["groups"] = groups
-    return create_activation(name, **site, **options)
+    module = create_activation(name, **site, **options)
+    if getattr(module, "mixes_positions", False):
+        chosen = ", ".join(f"act.{key}={value}" for key, value in options.items())
+        raise PolyvisionError(
+            f"act={name} with {chosen} takes statistics over all tokens, so that a token would "
+            f"depend on later ones; a language model needs those of each token alone"
+        )
+    return module

@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -17,20 +18,38 @@ from torch import Tensor, nn
 from polyvision.errors import PolyvisionError
 from polyvision.models.language.transformer import Transformer
 
-__all__ = ["generate", "next_token_probabilities", "prompt_seeds", "stream"]
+__all__ = [
+    "Sampling",
+    "eval_mode",
+    "generate",
+    "next_token_probabilities",
+    "prompt_seeds",
+    "stream",
+]
 
 _COLDEST = 1e-38  # about the smallest normal number of fp32
 
 
+class Sampling(TypedDict, total=False):
+    """How tokens are drawn.
+
+    Attributes:
+        temperature: divides the logits; 0 takes the most likely token (default: 1).
+        top_k: draw from the k most likely tokens only; None for all.
+        top_p: draw from the smallest set of most likely tokens that holds this probability (after
+            ``top_k``), greater than 0 and at most 1; None for all.
+        seed: for repeatable samples: one for all rows, see ``prompt_seeds``, or one for each; None
+            for a fresh one.
+    """
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    seed: int | Sequence[int] | None
+
+
 def generate(
-    model: Transformer,
-    prompt: Tensor,
-    max_new_tokens: int,
-    *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int | Sequence[int] | None = None,
+    model: Transformer, prompt: Tensor, max_new_tokens: int, **sampling: Unpack[Sampling]
 ) -> Tensor:
     """Continue each prompt by ``max_new_tokens`` tokens.
 
@@ -43,13 +62,7 @@ def generate(
         model: the language model.
         prompt: (B, T) int64 with T at least 1, on the model's device.
         max_new_tokens: number n of tokens to add, 0 or more.
-        temperature: divides the logits; 0 takes the most likely token.
-        top_k: draw from the k most likely tokens only; None for all.
-        top_p: draw from the smallest set of most likely tokens that holds this probability (after
-            ``top_k``), greater than 0 and at most 1; None for all.
-        seed: for repeatable samples; None for a fresh one.
-
-            Each row has its own random numbers, see ``prompt_seeds``; or give a seed for each.
+        **sampling: ``temperature``, ``top_k``, ``top_p`` and ``seed``, see ``Sampling``.
 
     Returns:
         (B, T + n) int64: the prompt and its continuation.
@@ -66,15 +79,7 @@ def generate(
         >>> generate(Transformer(shape), prompt, 5, top_k=10, seed=0).shape
         torch.Size([2, 8])
     """
-    new = stream(
-        model,
-        prompt,
-        max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-    )
+    new = stream(model, prompt, max_new_tokens, **sampling)
     return torch.cat((prompt, *(token[:, None] for token in new)), dim=1)
 
 
@@ -85,10 +90,8 @@ def stream(
     max_new_tokens: int,
     *,
     starts: Tensor | None = None,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
     seed: int | Sequence[int] | None = None,
+    **sampling: Any,
 ) -> Generator[Tensor, None, None]:
     """Yield what ``generate`` appends, one token of each row at a time.
 
@@ -101,10 +104,8 @@ def stream(
         max_new_tokens: number of tokens to add.
         starts: (B,) int64 where each row's prompt begins, for prompts of different lengths that end
             together; None for 0. What lies before is not looked at.
-        temperature: divides the logits.
-        top_k: number of tokens to draw from.
-        top_p: probability of the tokens to draw from.
-        seed: for repeatable samples: one for all rows, see ``prompt_seeds``, or one for each.
+        seed: see ``Sampling``.
+        **sampling: the rest of ``Sampling``.
 
     Yields:
         (B,) int64.
@@ -121,14 +122,14 @@ def stream(
         >>> [t.shape for t in stream(Transformer(shape), prompt, 2, starts=torch.tensor([2, 0]))]
         [torch.Size([2]), torch.Size([2])]
     """
-    _check(prompt, max_new_tokens, temperature, top_k, top_p)
+    _check(prompt, max_new_tokens, **sampling)
     starts = torch.zeros_like(prompt[:, 0]) if starts is None else starts
     generators = _generators(prompt, starts, seed)
     assert bool((starts < prompt.shape[1]).all())
     context = model.shape.context
     tokens, cache = prompt[:, -context:], None
     starts = (starts - (prompt.shape[1] - tokens.shape[1])).clamp(min=0)
-    with _eval_mode(model):
+    with eval_mode(model):
         for left in range(max_new_tokens, 0, -1):
             if cache is None or cache.length == cache.capacity:
                 cache = model.new_cache(starts, min(context, tokens.shape[1] + left - 1))
@@ -140,19 +141,25 @@ def stream(
                     "generate: the model's logits are inf or nan; try fp32 (--precision 32), or "
                     "other weights"
                 )
-            if temperature == 0:
-                token = logits.argmax(-1)  # (B,)
-            else:
-                probabilities = next_token_probabilities(logits, temperature, top_k, top_p)
-                drawn = [
-                    torch.multinomial(row, 1, generator=generator)
-                    for row, generator in zip(probabilities, generators, strict=True)
-                ]
-                token = torch.cat(drawn)
+            token = _draw(logits, generators, **sampling)
             yield token
             tokens = torch.cat((tokens, token[:, None]), dim=1)
             if tokens.shape[1] > context:  # the window moves on
                 tokens, starts = tokens[:, 1:], (starts - 1).clamp(min=0)
+
+
+def _draw(
+    logits: Tensor,
+    generators: Sequence[torch.Generator],
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> Tensor:
+    """Return the next token of each row, (B,)."""
+    if temperature == 0:
+        return logits.argmax(-1)
+    rows = zip(next_token_probabilities(logits, temperature, top_k, top_p), generators, strict=True)
+    return torch.cat([torch.multinomial(row, 1, generator=generator) for row, generator in rows])
 
 
 def prompt_seeds(seed: int, prompts: Sequence[Sequence[int]]) -> list[int]:
@@ -232,7 +239,7 @@ def next_token_probabilities(
 
 
 @contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """Switch to eval mode, and restore each module's own mode in the end."""
     training = [module for module in model.modules() if module.training]
     model.eval()
@@ -246,9 +253,9 @@ def _eval_mode(model: nn.Module) -> Iterator[None]:
 def _check(
     prompt: Tensor,
     max_new_tokens: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
 ) -> None:
     if prompt.ndim != 2 or prompt.dtype != torch.int64 or prompt.shape[1] == 0:
         raise PolyvisionError(

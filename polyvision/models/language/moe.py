@@ -18,9 +18,8 @@ from polyvision.activations import activation_info, activation_names
 from polyvision.errors import PolyvisionError
 from polyvision.models.language.experts import expert_down, expert_up
 from polyvision.models.language.ffn import gated_hidden, hidden_activation
-from polyvision.models.language.initial import Draw
 from polyvision.models.language.router import Router, Routing
-from polyvision.models.language.shape import MoEShape
+from polyvision.models.language.shape import Draw, MoEShape
 
 __all__ = ["MoE"]
 
@@ -63,10 +62,10 @@ class MoE(nn.Module):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self.activation = _activation(activation, options or {}, moe)
         gated = activation_info(activation).kind == "gated"
         if gated:
             hidden = gated_hidden(hidden)
+        self.activation = _activation(activation, options or {}, hidden, moe)
         self.router = Router(width, moe)
         self.gate = nn.Parameter(torch.empty(moe.experts, hidden, width)) if gated else None
         self.up = nn.Parameter(torch.empty(moe.experts, hidden, width))
@@ -99,15 +98,22 @@ class MoE(nn.Module):
         return f"experts={experts}, width={width}, hidden={hidden}{gated}"
 
 
-def _activation(name: str, options: Mapping[str, Any], moe: MoEShape) -> nn.Module:
+def _activation(name: str, options: Mapping[str, Any], hidden: int, moe: MoEShape) -> nn.Module:
     info = activation_info(name)
     if info.kind == "stochastic":
+        valid = activation_names("pointwise", "normalising", "gated")
         raise PolyvisionError(
             f"activation {name!r} draws random numbers, which experts cannot repeat in the "
-            f"backward pass; choose another one, or a model without experts"
+            f"backward pass: choose act= one of: {', '.join(valid)}, or a model without experts"
+        )
+    if getattr(info.factory, "mixing", 0):
+        valid = [n for n in activation_names() if not hasattr(activation_info(n).factory, "mixing")]
+        raise PolyvisionError(
+            f"activation {name!r} weighs its functions by the token, which experts do not do: "
+            f"choose act= one of: {', '.join(valid)}, or a model without experts"
         )
     if not moe.expert_coefficients:
-        return hidden_activation(name, options)
+        return hidden_activation(name, options, hidden)
     valid = [n for n in activation_names() if _takes_groups(n)]
     if name not in valid:
         raise PolyvisionError(
@@ -115,7 +121,7 @@ def _activation(name: str, options: Mapping[str, Any], moe: MoEShape) -> nn.Modu
             f"and {name!r} has none: choose act= one of: {', '.join(valid)}, or "
             f"moe.expert_coefficients=false"
         )
-    return hidden_activation(name, options, groups=moe.experts)
+    return hidden_activation(name, options, hidden, groups=moe.experts)
 
 
 def _takes_groups(name: str) -> bool:

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyvision.kernels.recompute import gradients, watched
+from polyvision.recompute import gradients, under_compiler_or_transform
 
 __all__ = ["RMSNorm"]
 
@@ -47,7 +47,12 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise. Narrow inputs, other devices and the compiler are left to torch."""
         wide = x.dtype in (torch.float32, torch.float64) and x.dtype == self.weight.dtype
-        if wide and x.device.type == "cpu" and torch.is_grad_enabled() and not watched():
+        if (
+            wide
+            and x.device.type == "cpu"
+            and torch.is_grad_enabled()
+            and not under_compiler_or_transform()
+        ):
             y: Tensor = _RMSNorm.apply(x, self.weight, self.eps)
             return y
         # In one kernel, which takes no fp32 weights for the bf16 that autocast makes.

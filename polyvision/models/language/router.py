@@ -28,8 +28,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyvision.kernels.recompute import recompute
 from polyvision.models.language.shape import MoEShape
+from polyvision.recompute import recompute
 
 __all__ = ["Assignment", "Router", "Routing", "assign"]
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyvision.errors import PolyvisionError
 from polyvision.typed import Count, NonNegative, Positive, misfits
 
-__all__ = ["MoEShape", "TransformerShape", "TransformerSizes"]
+if TYPE_CHECKING:  # the settings of a run are read without torch
+    from torch import Tensor
+
+__all__ = ["Draw", "MoEShape", "TransformerShape", "TransformerSizes"]
+
+# Fills a matrix; the second argument tells whether it writes to the residual stream.
+Draw = Callable[["Tensor", bool], None]
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,29 @@ class TransformerSizes:
         """Standard deviation of the initial matrices."""
         return 1 / math.sqrt(2.5 * self.width) if self.init_std is None else self.init_std
 
+    def draw(self, matrix: Tensor, writes_residual: bool) -> None:
+        """Fill a matrix with initial values.
+
+        The paper's standard deviation is 1/sqrt(2.5 width), for the mixture of experts cut off at
+        three standard deviations. Its released code differs: 0.02 for the mixture of experts, and
+        1/sqrt(2 layers) less for the outputs of the dense model's layers.
+
+        Source: Zhuo et al. 2024, https://arxiv.org/abs/2411.03884 (Table 7).
+
+        Args:
+            matrix: what is filled.
+            writes_residual: it writes to the residual stream (see ``init_depth_scaled``).
+        """
+        from torch import nn
+
+        std = self.matrix_std
+        if writes_residual and self.init_depth_scaled:
+            std /= math.sqrt(2 * self.layers)
+        if self.init_cutoff is None:
+            nn.init.normal_(matrix, std=std)
+        else:
+            cutoff = self.init_cutoff * std
+            nn.init.trunc_normal_(matrix, std=std, a=-cutoff, b=cutoff)
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerShape(TransformerSizes):

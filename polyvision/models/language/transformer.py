@@ -18,11 +18,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from polyvision.activations import activation_info
 from polyvision.errors import PolyvisionError
-from polyvision.models.language.attention import Attention, Extend, Rotation, rotary_table
-from polyvision.models.language.cache import KeyValueCache
+from polyvision.models.language.attention import (
+    Attention,
+    Extend,
+    KeyValueCache,
+    Rotation,
+    rotary_table,
+)
 from polyvision.models.language.ffn import FeedForward
-from polyvision.models.language.initial import matrix_draw
 from polyvision.models.language.loss import IGNORED, linear_cross_entropy
 from polyvision.models.language.moe import MoE
 from polyvision.models.language.norm import RMSNorm
@@ -108,6 +113,7 @@ class Transformer(nn.Module):
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
         self.shape = shape
+        self._random = activation_info(shape.activation).kind == "stochastic"
         self.embedding = nn.Embedding(shape.vocab_size, shape.width)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.width, eps=shape.norm_eps)
@@ -118,7 +124,7 @@ class Transformer(nn.Module):
 
     def init_matrices(self) -> None:
         """Draw all matrices, embeddings included, as the shape says."""
-        draw = matrix_draw(self.shape)
+        draw = self.shape.draw
         draw(self.embedding.weight, False)
         if not self.shape.tie_embeddings:
             draw(self.head.weight, False)
@@ -166,7 +172,7 @@ class Transformer(nn.Module):
         records = []
         keep = not (self.shape.checkpointing and torch.is_grad_enabled())
         for block in self.blocks:
-            run = block if keep else functools.partial(_checkpointed, block)
+            run = block if keep else functools.partial(_checkpointed, block, self._random)
             x, routing = run(x, rotation)
             records.append(routing)
         return self.norm(x), [r for r in records if r is not None]
@@ -233,9 +239,11 @@ class Transformer(nn.Module):
         return self.num_parameters - idle
 
 
-def _checkpointed(block: nn.Module, x: Tensor, rotation: Rotation) -> tuple[Tensor, Routing | None]:
-    """Run a block that is run again in the backward pass; no dropout, so no random state."""
+def _checkpointed(
+    block: nn.Module, random: bool, x: Tensor, rotation: Rotation
+) -> tuple[Tensor, Routing | None]:
+    """Run a block that is run again in the backward pass, with the same random numbers if any."""
     result: tuple[Tensor, Routing | None] = checkpoint(
-        block, x, rotation, use_reentrant=False, preserve_rng_state=False
+        block, x, rotation, use_reentrant=False, preserve_rng_state=random
     )
     return result

@@ -10,8 +10,8 @@ from typing import Any, cast
 from torch import nn
 
 from polyvision.errors import PolyvisionError, did_you_mean
-from polyvision.models.swap.report import Kept
-from polyvision.models.swap.sites import KEPT_ROLES, ROLES, Use
+from polyvision.models.swap.report import ROLES, Kept, Site
+from polyvision.models.swap.sites import KEPT_ROLES
 from polyvision.models.trace.functions import FUNCTIONS
 
 __all__ = ["Select", "choose"]
@@ -21,10 +21,10 @@ Select = str | type | Callable[..., Any]
 
 def choose(
     model: nn.Module,
-    uses: Sequence[Use],
+    sites: Sequence[Site],
     include: Select | Iterable[Select] | None,
     exclude: Select | Iterable[Select] | None,
-) -> tuple[list[Use], list[Kept]]:
+) -> tuple[list[Site], list[Kept]]:
     """Return the sites to replace, and what stays with the reason.
 
     Raises:
@@ -33,39 +33,39 @@ def choose(
     wanted, unwanted = _entries("include", include), _entries("exclude", exclude)
     for key, entries in (("include", wanted), ("exclude", unwanted)):
         for entry in entries or ():
-            if not any(_matches(model, use, entry) for use in uses):
-                raise _no_match(type(model).__name__, key, entry, uses)
+            if not any(_matches(model, site, entry) for site in sites):
+                raise _no_match(type(model).__name__, key, entry, sites)
     chosen, kept = [], []
-    for use in uses:
-        reason = _reason_to_keep(model, use, wanted, unwanted)
+    for site in sites:
+        reason = _reason_to_keep(model, site, wanted, unwanted)
         if reason is None:
-            chosen.append(use)
+            chosen.append(site)
         else:
-            kept.append(Kept(use.name, use.kind, reason, use.role))
+            kept.append(site.kept(reason))
     if not chosen:
-        seen = f"it has {len(uses)}, and all of them stay" if uses else "it has none"
+        seen = f"it has {len(sites)}, and all of them stay" if sites else "it has none"
         raise PolyvisionError(f"{type(model).__name__}: no activation to replace: {seen}.")
     return chosen, kept
 
 
 def _reason_to_keep(
     model: nn.Module,
-    use: Use,
+    site: Site,
     wanted: Sequence[Select] | None,
     unwanted: Sequence[Select] | None,
 ) -> str | None:
-    if any(_matches(model, use, entry) for entry in unwanted or ()):
+    if any(_matches(model, site, entry) for entry in unwanted or ()):
         return "excluded"
     if wanted is None:
-        return KEPT_ROLES.get(use.role)
-    if any(_matches(model, use, entry) and _reaches(use, entry) for entry in wanted):
+        return KEPT_ROLES.get(site.role)
+    if any(_matches(model, site, entry) and _reaches(site, entry) for entry in wanted):
         return None
-    return KEPT_ROLES.get(use.role, "not included")
+    return KEPT_ROLES.get(site.role, "not included")
 
 
-def _reaches(use: Use, entry: Select) -> bool:
+def _reaches(site: Site, entry: Select) -> bool:
     """Tell whether ``entry`` means gates and the like too: a pattern of many names does not."""
-    return use.role not in KEPT_ROLES or not (isinstance(entry, str) and set(entry) & set("*?["))
+    return site.role not in KEPT_ROLES or not (isinstance(entry, str) and set(entry) & set("*?["))
 
 
 def _entries(key: str, given: Select | Iterable[Select] | None) -> list[Select] | None:
@@ -90,26 +90,25 @@ def _is_function(entry: Any) -> bool:
         return False
 
 
-def _matches(model: nn.Module, use: Use, entry: Select) -> bool:
-    target = use.targets[0]
+def _matches(model: nn.Module, site: Site, entry: Select) -> bool:
     if isinstance(entry, str):
-        return use.role == entry if entry in ROLES else fnmatch.fnmatchcase(use.name, entry)
-    if target.module is None:
-        return not inspect.isclass(entry) and FUNCTIONS.get(entry) == target.kind
+        return site.role == entry if entry in ROLES else fnmatch.fnmatchcase(site.name, entry)
+    if site.source.module is None:
+        return not inspect.isclass(entry) and FUNCTIONS.get(entry) == site.source.kind
     if not inspect.isclass(entry):
         return False
-    return isinstance(model.get_submodule(target.module), entry)
+    return isinstance(model.get_submodule(site.source.module), entry)
 
 
-def _no_match(model: str, key: str, entry: Select, uses: Sequence[Use]) -> PolyvisionError:
+def _no_match(model: str, key: str, entry: Select, sites: Sequence[Site]) -> PolyvisionError:
     if not isinstance(entry, str):
-        kinds = sorted({use.kind for use in uses})
+        kinds = sorted({site.was for site in sites})
         return PolyvisionError(
             f"{key}: {model} has no activation that is {entry.__name__}; "
             f"it has {', '.join(kinds) or 'none'}"
         )
-    roles = [role for role in ROLES if any(use.role == role for use in uses)]
-    names = [use.name for use in uses]
+    roles = [role for role in ROLES if any(site.role == role for site in sites)]
+    names = [site.name for site in sites]
     shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
     return PolyvisionError(
         f"{key}: no activation of {model} matches {entry!r}.{did_you_mean(entry, roles + names)} "

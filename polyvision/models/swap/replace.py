@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -14,18 +13,21 @@ from torch.nn.parameter import is_lazy
 
 from polyvision.errors import PolyvisionError, first_line, some, unknown
 from polyvision.models.swap.choice import Select, choose
-from polyvision.models.swap.replacement import Replacement, replacement
+from polyvision.models.swap.new_activation import NewActivation, new_activation
 from polyvision.models.swap.report import Kept, Site, SwapReport
 from polyvision.models.swap.rewrite import CannotRewrite, rewritten_class, source_of
 from polyvision.models.swap.save_pretrained import guard_save_pretrained
-from polyvision.models.swap.sites import Use, find_uses
-from polyvision.models.trace.calls import HOOKS, Call, Target, Tracer, hooks_of
-from polyvision.models.trace.functions import is_activation_module, is_whole_norm
+from polyvision.models.swap.sites import find_sites
+from polyvision.models.trace.call import Call, Execution, Location
+from polyvision.models.trace.functions import is_activation_module
 from polyvision.models.trace.inputs import Inputs, example_inputs
+from polyvision.models.trace.tracer import HOOKS, Tracer, hooks_of
 
 __all__ = ["OnLeftover", "swap_activations"]
 
 OnLeftover = Literal["error", "warn", "ignore"]
+# By this attribute torch's encoder layer takes a fused kernel, which computes the old activation.
+_FUSED = "activation_relu_or_gelu"
 
 
 def swap_activations(
@@ -84,27 +86,17 @@ def swap_activations(
     if on_leftover not in get_args(OnLeftover):
         raise unknown("on_leftover", str(on_leftover), get_args(OnLeftover))
     _check_model(model)
-    activation = replacement(act, options, place=type(model).__name__)
+    activation = new_activation(act, options, place=type(model).__name__)
     if inputs is None:
         inputs = example_inputs(model)
     elif not isinstance(inputs, Inputs):
         inputs = Inputs.of(inputs)
     before = sum(p.numel() for p in model.parameters())
-    uses, idle, notes = find_uses(model, inputs, need_dim=activation.kind == "normalising")
-    chosen, kept = choose(model, uses, include, exclude)
-    kept += [Kept(name, kind, "never called") for name, kind in idle.items()]
-    kept += [
-        Kept(name, type(module).__name__, "a norm with its nonlinearity inside")
-        for name, module in model.named_modules()
-        if is_whole_norm(module)
-    ]
-    kept += [
-        Kept(name, type(module).__name__, "a recurrent layer with its ReLU inside")
-        for name, module in model.named_modules()
-        if isinstance(module, nn.RNN | nn.RNNCell) and module.nonlinearity == "relu"
-    ]
+    sites, no_sites, notes = find_sites(model, inputs, need_dim=activation.needs_dim)
+    chosen, kept = choose(model, sites, include, exclude)
+    kept += no_sites
     edit = _Edit(model, activation)
-    leftovers = edit.prepare(chosen, uses)
+    leftovers = edit.prepare(chosen, sites)
     edit.apply()
     try:
         leftovers += _audit(model, activation.name, inputs, edit.done)
@@ -117,7 +109,7 @@ def swap_activations(
         notes += guard_save_pretrained(model, coefficients=added > 0)
     return SwapReport(
         activation=activation.name,
-        sites=tuple(_site(use) for use in edit.done),
+        sites=tuple(edit.done),
         kept=tuple(kept),
         leftovers=tuple(leftovers),
         parameters_added=added,
@@ -157,91 +149,100 @@ def _check_model(model: nn.Module) -> None:
 class _Edit:
     """The changes to a network: prepared whole, then made, and undone if the audit fails."""
 
-    def __init__(self, model: nn.Module, activation: Replacement) -> None:
-        self.done: list[Use] = []
+    def __init__(self, model: nn.Module, activation: NewActivation) -> None:
+        self.done: list[Site] = []
         self.notes: list[str] = []
         self._model = model
         self._activation = activation
         # Parent, attribute, new module, and the child of the parent that runs before it.
         self._modules: list[tuple[nn.Module, str, nn.Module, str | None]] = []
         self._classes: list[tuple[nn.Module, type[nn.Module]]] = []
-        self._undo: list[Callable[[], None]] = []
+        # Of every module that is changed: its class, its children, and its use of a fused kernel.
+        self._before: list[tuple[nn.Module, type, dict[str, nn.Module | None], int | None]] = []
 
-    def prepare(self, chosen: Sequence[Use], uses: Sequence[Use]) -> list[Kept]:
+    def prepare(self, chosen: Sequence[Site], sites: Sequence[Site]) -> list[Kept]:
         """Build every activation and every rewritten class; return what cannot be replaced."""
         left = []
-        by_owner: dict[str, list[Use]] = {}
+        by_owner: dict[str, list[Site]] = {}
         new: dict[str, nn.Module] = {}
-        names = {use.name for use in chosen}
-        at_place = Counter(t.place for use in uses for t in use.targets)
-        shared = {place for place, count in at_place.items() if place is not None and count > 1}
-        for use in uses:
-            target = use.targets[0]
-            if use.name in names and not use.known:
-                reason = f"pointwise and nonlinear, but no known activation: {source_of(target)}"
-                left.append(Kept(use.name, use.kind, reason))
-            elif use.name in names and not use.keeps_shape:
-                left.append(Kept(use.name, use.kind, "its output has another shape than its input"))
-            elif use.name in names and not use.rewritten and any(t.dropped for t in use.targets):
-                reason = f"{target.caller} drops its result: it relies on a change in place"
-                left.append(Kept(use.name, use.kind, reason))
-            elif use.name in names and use.rewritten and target.place in shared:
-                reason = f"one place in {target.caller} calls several functions"
-                left.append(Kept(use.name, use.kind, reason))
-            elif use.name in names and not use.rewritten and self._is_compiled(use.name):
-                reason = "compiled by itself: swap the activations first, then compile"
-                left.append(Kept(use.name, use.kind, reason))
-            elif use.name in names and use.rewritten and target.place is None:
-                reason = f"called in {target.caller}, which is no method of a module"
-                left.append(Kept(use.name, use.kind, reason))
-            elif use.name in names:
-                new[use.name] = self._activation.at(use)
-                self.done.append(use)
-            elif use.rewritten and target.module in names:
+        names = {site.name for site in chosen}
+        at_location = Counter(call.location for site in sites for call in site.sources)
+        shared = {where for where, count in at_location.items() if count > 1}
+        for site in sites:
+            if site.name in names:
+                reason = self._obstacle(site, shared)
+                if reason is not None:
+                    left.append(site.kept(reason))
+                    continue
+                new[site.name] = self._activation.at(site)
+                self.done.append(site)
+            elif site.rewritten and site.source.module in names:
                 # It shares a module that is replaced, and itself stays: it takes the old one along.
-                new[use.name] = self._model.get_submodule(target.module or "")
-            if use.name in new and use.rewritten and target.place is not None:
-                by_owner.setdefault(target.place.owner, []).append(use)
+                new[site.name] = self._model.get_submodule(site.source.module or "")
+            if site.name in new and site.rewritten and site.source.location is not None:
+                by_owner.setdefault(site.source.location.owner, []).append(site)
         for owner, theirs in by_owner.items():
             for kept in self._rewrite(self._model.get_submodule(owner), theirs):
                 left.append(kept)
                 del new[kept.name]
-        self.done = [use for use in self.done if use.name in new]
-        places = {use.name: use.targets[0].place for use in uses}
+        self.done = [site for site in self.done if site.name in new]
+        locations = {site.name: site.source.location for site in sites}
         for name, module in new.items():
-            parent, _, attribute = name.rpartition(".")
-            place, after = self._model.get_submodule(parent), getattr(places[name], "after", None)
-            self._modules.append((place, attribute, module.train(place.training), after))
+            owner, _, attribute = name.rpartition(".")
+            parent = self._model.get_submodule(owner)
+            after = getattr(locations[name], "after", None)
+            self._modules.append((parent, attribute, module.train(parent.training), after))
+            if isinstance(parent, nn.TransformerDecoderLayer) and owner not in by_owner:
+                self._classes.append((parent, rewritten_class(parent, {})))  # so that copies work
         hooked = [n or "the network" for n, m in self._model.named_modules() if any(hooks_of(m))]
         if hooked:
             self.notes.append(f"hooks are not run while activations are looked for: {some(hooked)}")
-        self.notes += [note for use in self.done for note in self._about_hooks(use)]
+        self.notes += [note for site in self.done for note in self._about_hooks(site)]
         return left
 
-    def _is_compiled(self, name: str) -> bool:
-        """Tell whether ``name`` is what a compiled module was made of, and still calls."""
-        parent = self._model.get_submodule(name.rpartition(".")[0])
-        return type(parent).__name__ == "OptimizedModule"
+    def _obstacle(self, site: Site, shared: set[Location | None]) -> str | None:
+        """Return why a site cannot be replaced, None if nothing is known against it.
 
-    def _about_hooks(self, use: Use) -> list[str]:
+        Args:
+            site: where an activation shall be replaced.
+            shared: places in the source that call more than one activation.
+        """
+        call = site.source
+        if not call.known:
+            return f"pointwise and nonlinear, but no known activation: {source_of(call)}"
+        if not all(execution.keeps_shape for execution in site.seen):
+            return "its output has another shape than its input"
+        if not site.rewritten:
+            if any(one.dropped for one in site.sources):
+                return f"{call.caller} drops its result: it relies on a change in place"
+            parent = self._model.get_submodule(site.name.rpartition(".")[0])
+            if type(parent).__name__ == "OptimizedModule":
+                return "compiled by itself: swap the activations first, then compile"
+        elif call.location is None:
+            return f"called in {call.caller}, which is no method of a module"
+        elif call.location in shared:
+            return f"one place in {call.caller} calls several functions"
+        return None
+
+    def _about_hooks(self, site: Site) -> list[str]:
         """Say where hooks of the user go."""
-        module = use.targets[0].module
+        module = site.source.module
         if module is None or not any(hooks_of(self._model.get_submodule(module))):
             return []
-        if use.rewritten:
-            return [f"{use.name} is called in place of {module}, but has none of its hooks"]
+        if site.rewritten:
+            return [f"{site.name} is called in place of {module}, but has none of its hooks"]
         return [f"the hooks of {module} are on the new module"]
 
-    def _rewrite(self, owner: nn.Module, uses: Sequence[Use]) -> list[Kept]:
+    def _rewrite(self, owner: nn.Module, sites: Sequence[Site]) -> list[Kept]:
         """Rewrite what can be rewritten of the calls that one module makes."""
-        edits: dict[Target, str] = {}
+        edits: dict[Call, str] = {}
         left, new = [], None
-        for use in uses:
-            edit = {use.targets[0]: use.name.rpartition(".")[2]}
+        for site in sites:
+            edit = {site.source: site.name.rpartition(".")[2]}
             try:
                 new = rewritten_class(owner, edits | edit)
             except CannotRewrite as reason:
-                left.append(Kept(use.name, use.kind, str(reason)))
+                left.append(site.kept(str(reason)))
             else:
                 edits |= edit
         if new is not None:
@@ -250,32 +251,30 @@ class _Edit:
 
     def apply(self) -> None:
         """Make the prepared changes."""
+        changed = dict.fromkeys([m for m, _ in self._classes] + [m for m, *_ in self._modules])
+        self._before = [(m, type(m), dict(m._modules), vars(m).get(_FUSED)) for m in changed]
         for owner, cls in self._classes:
-            self._undo.append(partial(setattr, owner, "__class__", type(owner)))
             owner.__class__ = cls
         behind: dict[tuple[nn.Module, str | None], str] = {}  # the last one put behind a child
         for parent, attribute, new, after in self._modules:
             old = parent._modules.get(attribute)
-            self._undo.append(partial(_restore, parent, attribute, old))
             if old is None:
                 _insert(parent, attribute, new, behind.get((parent, after), after))
                 behind[parent, after] = attribute
             else:
                 parent._modules[attribute] = new
                 _take_hooks(old, new)
-            _leave_fast_path(parent, self._undo)
+            if vars(parent).get(_FUSED):
+                setattr(parent, _FUSED, 0)
 
     def undo(self) -> None:
         """Put everything back."""
-        while self._undo:
-            self._undo.pop()()
-
-
-def _restore(parent: nn.Module, attribute: str, module: nn.Module | None) -> None:
-    if module is None:
-        del parent._modules[attribute]
-    else:
-        parent._modules[attribute] = module
+        for module, cls, children, fused in self._before:
+            module.__class__ = cls
+            module._modules.clear()
+            module._modules.update(children)
+            if fused:
+                setattr(module, _FUSED, fused)
 
 
 def _insert(parent: nn.Module, attribute: str, new: nn.Module, after: str | None) -> None:
@@ -297,37 +296,34 @@ def _take_hooks(old: nn.Module, new: nn.Module) -> None:
         new._is_full_backward_hook = old._is_full_backward_hook
 
 
-def _leave_fast_path(owner: nn.Module, undo: list[Callable[[], None]]) -> None:
-    """Keep torch's encoder layer from a fused kernel that would compute its old activation."""
-    flag = getattr(owner, "activation_relu_or_gelu", 0)
-    if flag:
-        undo.append(partial(setattr, owner, "activation_relu_or_gelu", flag))
-        setattr(owner, "activation_relu_or_gelu", 0)  # noqa: B010 - mypy takes it for a module
-
-
-def _audit(model: nn.Module, act: str, inputs: Inputs, uses: Sequence[Use]) -> list[Kept]:
+def _audit(model: nn.Module, act: str, inputs: Inputs, sites: Sequence[Site]) -> list[Kept]:
     """Trace the changed network: every new module must get the calls that its site had."""
-    tracer = Tracer(model, activations=[use.name for use in uses])
-    calls: dict[bool, dict[str | None, list[Call]]] = {}
-    for training in {use.training for use in uses}:
+    tracer = Tracer(model, activations=[site.name for site in sites])
+    seen: dict[tuple[bool, str | None], list[Execution]] = {}
+    for training in {site.training for site in sites}:
         try:
-            seen = tracer.run(inputs, training=training)
+            calls = tracer.run(inputs, training=training)
         except Exception as error:  # whatever a foreign forward raises
             raise PolyvisionError(
                 f"{type(model).__name__} does not run with {act}: {first_line(error)}. The model "
                 "is unchanged."
             ) from error
-        now_called = calls.setdefault(training, {})
-        for target, found in seen.items():
-            now_called.setdefault(target.module, []).extend(found)
+        for call, executions in calls.items():
+            seen.setdefault((training, call.module), []).extend(executions)
     left = []
-    for use in uses:
-        now = calls[use.training].get(use.name, [])
-        if len(now) != use.calls:
-            reason = f"the new module gets {len(now)} of {use.calls} calls"
-            left.append(Kept(use.name, use.kind, reason))
-        elif not all(call.keeps_shape for call in now):
-            left.append(Kept(use.name, use.kind, "the new module changes the shape"))
+    for site in sites:
+        now = seen.get((site.training, site.name), [])
+        if len(now) != site.calls:
+            reason = f"the new module gets {len(now)} of {site.calls} calls"
+            parent = model.get_submodule(site.name.rpartition(".")[0])
+            if site.rewritten and isinstance(parent, nn.Sequential):
+                reason += (
+                    f": {site.source.caller} runs all children of the Sequential; put what it adds "
+                    "to them into a module of its own"
+                )
+            left.append(site.kept(reason))
+        elif not all(execution.keeps_shape for execution in now):
+            left.append(site.kept("the new module changes the shape"))
     return left
 
 
@@ -343,12 +339,3 @@ def _settle(leftovers: Sequence[Kept], on_leftover: OnLeftover, model: str, act:
             f"{text} The model is unchanged. exclude= them, or pass on_leftover='warn' or 'ignore'."
         )
     warnings.warn(text, stacklevel=3)
-
-
-def _site(use: Use) -> Site:
-    how: Any = "module"
-    if use.targets[0].module is None:
-        how = "expression" if use.targets[0].expression else "function"
-    elif use.rewritten:
-        how = "unshared"
-    return Site(use.name, use.kind, how, use.role, use.dim, use.calls)

@@ -1,40 +1,75 @@
-"""What a swap did to a network: one record, printable as one table."""
+"""What a swap did to a network: its sites and what stays, in one record that prints as a table."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
-from polyvision.models.swap.sites import Role
+from polyvision.models.trace.call import Call, Execution
 
-__all__ = ["Kept", "Site", "SwapReport"]
+__all__ = ["ROLES", "Kept", "Role", "Site", "SwapReport"]
 
 How = Literal["module", "unshared", "function", "expression"]
+Role = Literal["stem", "block", "head", "gate", "mlp", "kernel", "positive"]
+ROLES: tuple[Role, ...] = get_args(Role)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Site:
-    """One place that holds the new activation.
+    """An activation that is, or could be, replaced by a module of its own.
 
     Attributes:
-        name: the new module's name in the network.
-        was: class of the module or name of the function that it replaced.
+        name: dotted name of that module in the network.
+        was: class of the module or name of the function, with brackets, that it replaces.
         how: ``module`` in the place of one; ``unshared``, taken out of a module that served several
             sites; ``function``, in the place of a function call; ``expression``, in the place of an
             activation written by hand.
         role: ``stem``, ``block``, ``head``, ``gate``, ``mlp``, ``kernel`` or ``positive``.
         dim: the feature dimension: 1 for NCHW, -1 for channel-last; None for a pointwise one.
-        calls: how often one forward pass runs the module; above 1, its calls share coefficients.
+        calls: how often one forward pass runs the module, in eval mode if it does so there; above
+            1, its calls share coefficients.
+        sources: its calls in the source: several where no rewrite could tell them apart.
+        seen: the executions of one forward pass.
+        training: the site is only reached in training mode.
+        no_dim: why ``dim`` cannot be told.
     """
 
     name: str
-    was: str
-    how: How
-    role: Role
-    dim: int | None
-    calls: int = 1
+    role: Role = "block"
+    dim: int | None = None
+    calls: int = 0
+    sources: list[Call] = dataclasses.field(default_factory=list, repr=False)
+    seen: list[Execution] = dataclasses.field(default_factory=list, repr=False, compare=False)
+    training: bool = dataclasses.field(default=False, repr=False)
+    no_dim: str = dataclasses.field(default="", repr=False)
+
+    @property
+    def source(self) -> Call:
+        """The first call."""
+        return self.sources[0]
+
+    @property
+    def was(self) -> str:
+        """Class of the module, or name of the function with brackets."""
+        return self.source.kind if self.source.module is not None else f"{self.source.kind}()"
+
+    @property
+    def how(self) -> How:
+        """What the new module stands in the place of."""
+        if self.source.module is None:
+            return "expression" if self.source.expression else "function"
+        return "unshared" if self.rewritten else "module"
+
+    @property
+    def rewritten(self) -> bool:
+        """Whether the source must change for the site to have a module of its own."""
+        return self.source.module != self.name
+
+    def kept(self, reason: str) -> Kept:
+        """Return the record of an activation that stays."""
+        return Kept(self.name, self.was, reason, self.role)
 
 
 @dataclasses.dataclass(frozen=True)

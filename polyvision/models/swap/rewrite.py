@@ -24,15 +24,17 @@ from typing import Any
 
 from torch import nn
 
-from polyvision.models.swap.editor import Editor, key_of_node, key_of_place
 from polyvision.models.swap.source import FUTURES, CannotRewrite, definition_of, tree_of, with_inner
-from polyvision.models.trace.target import Target
+from polyvision.models.trace.call import Call, Location
 
 __all__ = ["CannotRewrite", "attribute_for", "rewritten_class", "source_of"]
 
 _SERIAL = itertools.count()
 _KNOWN: dict[tuple[Any, ...], type[nn.Module]] = {}
 _LIKE_OLD = "polyvision_like_old"
+
+# Line and column of the end of an expression, and for an operator where it starts.
+_Key = tuple[int, int, tuple[int, int] | None]
 
 
 class _Rewritten:
@@ -45,6 +47,12 @@ class _Rewritten:
         sources = tuple(self.polyvision_sources.items())
         return _restore, (self.polyvision_base, sources), self.__getstate__()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[misc]  # of the base
+        # nn.TransformerDecoderLayer puts F.relu in front of an activation that is a module.
+        for name in state["_modules"]:
+            vars(self).pop(name, None)
+
 
 def _restore(base: type[nn.Module], sources: tuple[tuple[str, str], ...]) -> nn.Module:
     cls = _subclass(base, dict(sources))
@@ -56,49 +64,48 @@ def _base_class(module: nn.Module) -> type[nn.Module]:
     return module.polyvision_base if isinstance(module, _Rewritten) else type(module)
 
 
-def attribute_for(target: Target, owner: nn.Module, taken: set[str]) -> str:
-    """Return a free attribute of ``owner`` for the activation of ``target``."""
-    name = target.kind if target.module is None else target.module.rpartition(".")[2]
+def attribute_for(call: Call, owner: nn.Module, taken: set[str]) -> str:
+    """Return a free attribute of ``owner`` for the activation of ``call``."""
+    name = call.kind if call.module is None else call.module.rpartition(".")[2]
     if not name.isidentifier():  # a number, in a Sequential
         name = f"act_{name}"
     numbered = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(2)))
     return next(a for a in numbered if a not in taken and not hasattr(owner, a))
 
 
-def rewritten_class(owner: nn.Module, calls: Mapping[Target, str]) -> type[nn.Module]:
+def rewritten_class(owner: nn.Module, calls: Mapping[Call, str]) -> type[nn.Module]:
     """Return a subclass in which each call of ``calls`` goes to the attribute named with it.
 
     Args:
         owner: the module whose methods hold the calls; it stays as it is.
-        calls: target -> attribute that holds the new activation.
+        calls: call -> attribute that holds the new activation.
 
     Raises:
         CannotRewrite: the source is not at hand, or is not that of a method of the class.
     """
     sources = dict(getattr(owner, "polyvision_sources", {}))
-    by_method: dict[str, dict[Target, str]] = {}
-    for target, attribute in calls.items():
-        by_method.setdefault(_method_of(owner, target), {})[target] = attribute
+    by_method: dict[str, dict[_Key | None, tuple[Call, str]]] = {}
+    for call, attribute in calls.items():
+        assert call.location is not None
+        edits = by_method.setdefault(_method_of(owner, call, call.location), {})
+        edits[_key(call.location)] = (call, attribute)
     for name, edits in by_method.items():
         sources[name] = _edited_source(type(owner), name, edits)
     return _subclass(_base_class(owner), sources)
 
 
-def _method_of(owner: nn.Module, target: Target) -> str:
-    """Return the name of the method that contains ``target``."""
-    place = target.place
-    if place is None:
-        raise CannotRewrite(f"{target.caller} is no method of a module")
+def _method_of(owner: nn.Module, call: Call, location: Location) -> str:
+    """Return the name of the method that contains ``call``."""
     for cls in type(owner).__mro__:
         for name, value in vars(cls).items():
             code = _code_of(value)
-            if code is None or code.co_filename != place.file:
+            if code is None or code.co_filename != location.file:
                 continue
-            if code.co_firstlineno <= place.line <= _last_line(code):
+            if code.co_firstlineno <= location.line <= _last_line(code):
                 if inspect.getattr_static(type(owner), name) is not value:
-                    raise CannotRewrite(f"{target.caller} is reached through super()")
+                    raise CannotRewrite(f"{call.caller} is reached through super()")
                 return name
-    raise CannotRewrite(f"{target.caller} is no method of {type(owner).__name__}")
+    raise CannotRewrite(f"{call.caller} is no method of {type(owner).__name__}")
 
 
 def _code_of(value: Any) -> CodeType | None:
@@ -110,33 +117,41 @@ def _last_line(code: CodeType) -> int:
     return max(line or 0 for inner in with_inner(code) for *_, line in inner.co_lines())
 
 
-def source_of(target: Target) -> str:
+def source_of(call: Call) -> str:
     """Return the text of the call or expression with its file and line, as far as known."""
-    place = target.place
-    if place is None:
-        return target.caller
-    where = f"{Path(place.file).name}:{place.line}"
+    location = call.location
+    if location is None:
+        return call.caller
+    where = f"{Path(location.file).name}:{location.line}"
     try:
-        tree = tree_of(place.file)
+        tree = tree_of(location.file)
     except CannotRewrite:
         return where
-    node = next((node for node in ast.walk(tree) if key_of_node(node) == key_of_place(place)), None)
+    node = next((node for node in ast.walk(tree) if _key(node) == _key(location)), None)
     return where if node is None else f"{ast.unparse(node)} ({where})"
 
 
-def _edited_source(cls: type, name: str, edits: Mapping[Target, str]) -> str:
+def _key(place: Location | ast.AST | None) -> _Key | None:
+    """Return what identifies an expression, or a statement such as ``x *= y``, in its file."""
+    if isinstance(place, Location):
+        return place.line, place.column, place.start
+    if not isinstance(place, ast.expr | ast.AugAssign) or not hasattr(place, "lineno"):
+        return None  # statements, and expressions made here
+    start = None if isinstance(place, ast.Call) else (place.lineno, place.col_offset)
+    return place.end_lineno or 0, place.end_col_offset or 0, start
+
+
+def _edited_source(cls: type, name: str, edits: dict[_Key | None, tuple[Call, str]]) -> str:
     """Return the source of the method with the calls changed, under the name it is found by."""
     code = _code_of(inspect.getattr_static(cls, name))
     assert code is not None
     definition = copy.deepcopy(definition_of(code))
     definition.name = name
     parameters = [*definition.args.posonlyargs, *definition.args.args]
-    owner = parameters[0].arg if parameters else "self"
-    places = {key_of_place(t.place): (t, a) for t, a in edits.items() if t.place}
-    editor = Editor(owner, places)
+    editor = _Editor(parameters[0].arg if parameters else "self", edits)
     editor.visit(definition)
     if editor.edits:
-        kinds = ", ".join(target.kind for target, _ in editor.edits.values())
+        kinds = ", ".join(call.kind for call, _ in editor.edits.values())
         raise CannotRewrite(f"{code.co_qualname} makes no plain call of {kinds} there")
     private = [
         node.attr
@@ -146,6 +161,102 @@ def _edited_source(cls: type, name: str, edits: Mapping[Target, str]) -> str:
     if private:
         raise CannotRewrite(f"{code.co_qualname} uses the private name {private[0]}")
     return ast.unparse(ast.fix_missing_locations(definition))
+
+
+class _Editor(ast.NodeTransformer):
+    """Changes the calls and expressions at the given places into calls of a module."""
+
+    def __init__(self, owner: str, edits: dict[_Key | None, tuple[Call, str]]) -> None:
+        self.owner = owner  # what the method calls its module, mostly self
+        self.edits = edits
+
+    def visit(self, node: ast.AST) -> Any:
+        """Replace one call or expression, or go on with what ``node`` holds."""
+        edit = self.edits.pop(_key(node), None)
+        if edit is None:
+            return super().visit(node)
+        call, attribute = edit
+        function = ast.Attribute(ast.Name(self.owner, ast.Load()), attribute, ast.Load())
+        if call.module is not None and isinstance(node, ast.Call):
+            self.generic_visit(node)
+            return ast.Call(function, node.args, node.keywords)
+        assert isinstance(node, ast.expr | ast.AugAssign)
+        given = self.visit(_operand(node, call))
+        new = ast.Call(function, [given], [])
+        if isinstance(node, ast.AugAssign):
+            return ast.Assign([node.target], new)
+        if (call.inplace or _says_inplace(node)) and isinstance(given, ast.Name):
+            # What the variable holds changed too: keep that.
+            return ast.NamedExpr(ast.Name(given.id, ast.Store()), new)
+        return new
+
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt:
+        """Replace a call whose result is dropped: it was made for what it does to its argument."""
+        edit = self.edits.get(_key(node.value)) if isinstance(node.value, ast.Call) else None
+        new = self.generic_visit(node)
+        assert isinstance(new, ast.Expr)
+        if edit is None or not isinstance(new.value, ast.Call):
+            return new
+        given = new.value.args[0]
+        if not isinstance(given, ast.Attribute | ast.Subscript | ast.Name):
+            raise CannotRewrite(f"{edit[0].caller} drops the result of {ast.unparse(new)}")
+        assigned = copy.deepcopy(given)
+        assigned.ctx = ast.Store()
+        return ast.Assign([assigned], new.value)
+
+
+def _operand(node: ast.expr | ast.AugAssign, call: Call) -> ast.expr:
+    """Return the source of the tensor that a function or expression is applied to."""
+    given = _found_operand(node, call)
+    assigned = [part for part in ast.walk(node) if isinstance(part, ast.NamedExpr)]
+    for part in assigned:
+        if isinstance(given, ast.Name) and given.id == part.target.id:
+            given = part
+    if any(part not in list(ast.walk(given)) for part in assigned):
+        raise CannotRewrite(f"{call.caller} assigns a variable inside of {ast.unparse(node)}")
+    return given
+
+
+def _found_operand(node: ast.expr | ast.AugAssign, call: Call) -> ast.expr:
+    operand = call.operand
+    if operand is not None and operand.name is not None:
+        return ast.Name(operand.name, ast.Load())
+    if operand is not None and operand.location is not None:
+        for part in ast.walk(node):
+            if _key(part) != _key(operand.location):
+                continue
+            if isinstance(part, ast.BinOp):
+                sides = [side for side in (part.left, part.right) if not _is_number(side)]
+                if len(sides) == 1:
+                    return sides[0]
+            if isinstance(part, ast.UnaryOp):
+                return part.operand
+            if isinstance(part, ast.Call):
+                given = list(part.args)
+                if operand.method and isinstance(part.func, ast.Attribute):
+                    given.insert(0, part.func.value)
+                given += [k.value for k in part.keywords if k.arg == "input"]
+                if operand.index < len(given) and not isinstance(given[0], ast.Starred):
+                    return given[operand.index]
+    if not call.expression:
+        raise CannotRewrite(f"{call.caller} passes its input by * or **")
+    raise CannotRewrite(
+        f"{call.kind} is written by hand, and {ast.unparse(node)} does not hold its input under "
+        "one name: write it as one expression of one variable, or as a module"
+    )
+
+
+def _is_number(node: ast.expr) -> bool:
+    if isinstance(node, ast.UnaryOp):
+        return _is_number(node.operand)
+    return isinstance(node, ast.Constant)
+
+
+def _says_inplace(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and any(
+        k.arg == "inplace" and isinstance(k.value, ast.Constant) and k.value.value is True
+        for k in node.keywords
+    )
 
 
 def _subclass(base: type[nn.Module], sources: Mapping[str, str]) -> type[nn.Module]:

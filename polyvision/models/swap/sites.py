@@ -9,25 +9,21 @@ else the layer that the site feeds.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Literal, get_args
+from collections.abc import Sequence
 
-import torch
 from torch import nn
 
 from polyvision.errors import PolyvisionError, first_line
+from polyvision.models.swap.report import Kept, Role, Site
 from polyvision.models.swap.rewrite import attribute_for
-from polyvision.models.trace.calls import Call, Target, Tracer
+from polyvision.models.trace.call import Call, Execution
 from polyvision.models.trace.functions import is_activation_module, is_bounded, is_whole_norm
 from polyvision.models.trace.inputs import Inputs, other_sizes
+from polyvision.models.trace.tracer import Tracer
 
-__all__ = ["KEPT_ROLES", "ROLES", "Role", "Use", "feature_dim", "find_uses"]
-
-Role = Literal["stem", "block", "head", "gate", "mlp", "kernel", "positive"]
-ROLES: tuple[Role, ...] = get_args(Role)
+__all__ = ["KEPT_ROLES", "feature_dim", "find_sites"]
 
 # Roles whose sites stay unless they are asked for, with the reason.
 KEPT_ROLES: dict[Role, str] = {
@@ -36,7 +32,7 @@ KEPT_ROLES: dict[Role, str] = {
     "positive": "keeps a scale, an output or a parameter positive",
 }
 
-_Calls = dict[Target, list[Call]]
+_Calls = dict[Call, list[Execution]]
 _HEAD = re.compile(r"(classifier|head|fc|pooler|pre_logits|last_linear)\w*(\.|$)")
 _MLP = re.compile(
     r"mlp|ffn|feed_?forward|intermediate|glu|Transformer(En|De)coderLayer", re.IGNORECASE
@@ -44,55 +40,10 @@ _MLP = re.compile(
 _LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 
 
-@dataclasses.dataclass
-class Use:
-    """One site: an activation module at one place, or one call of a function.
-
-    Attributes:
-        name: dotted name of the module that is, or would be, the activation of the site.
-        targets: the calls that share the site, more than one where they cannot be told apart.
-        role: see ``find_uses``.
-        calls: how often a forward pass in eval mode (else in training mode) applies it.
-        keeps_shape: input and output have the same shape.
-        device: of the input.
-        dtype: of the input.
-        training: the site is only reached in training mode.
-        dim: the feature dimension, 1 for NCHW and -1 for channel-last; None if not asked for.
-        no_dim: why ``dim`` cannot be told.
-    """
-
-    name: str
-    targets: list[Target]
-    role: Role
-    calls: int
-    keeps_shape: bool
-    device: torch.device
-    dtype: torch.dtype
-    training: bool = False
-    dim: int | None = None
-    no_dim: str = ""
-
-    @property
-    def kind(self) -> str:
-        """Class of the module, or name of the function with brackets, also of one by hand."""
-        target = self.targets[0]
-        return f"{target.kind}()" if target.module is None else target.kind
-
-    @property
-    def known(self) -> bool:
-        """Whether it is an activation, not some other nonlinear function."""
-        return self.targets[0].known
-
-    @property
-    def rewritten(self) -> bool:
-        """Whether the source must change for the site to have a module of its own."""
-        return self.targets[0].module != self.name
-
-
-def find_uses(
+def find_sites(
     model: nn.Module, inputs: Inputs, *, need_dim: bool
-) -> tuple[list[Use], dict[str, str], list[str]]:
-    """Trace ``model`` and describe every place where it applies an activation.
+) -> tuple[list[Site], list[Kept], list[str]]:
+    """Trace ``model`` and describe every activation that it applies.
 
     The role is ``gate`` for a function that bounds its output (sigmoid, hard-sigmoid, tanh, and
     relu6 of x + 3); ``kernel`` for what linear attention applies to queries and keys, and others to
@@ -102,7 +53,7 @@ def find_uses(
     the blocks that the network repeats.
 
     An activation written by hand is one site. So is a nonlinear pointwise function that equals no
-    known activation: it has ``known`` false.
+    known activation: its call has ``known`` false.
 
     Args:
         model: left as it is.
@@ -110,8 +61,8 @@ def find_uses(
         need_dim: find the feature dimensions.
 
     Returns:
-        The sites in order of execution, name and class of the activation modules that no pass
-        calls, and remarks.
+        The sites in order of execution; activations that are none, since no pass calls them or
+        they are part of a norm or recurrent layer; and remarks.
 
     Raises:
         PolyvisionError: the network cannot be run on these inputs.
@@ -122,7 +73,7 @@ def find_uses(
     except Exception as error:  # whatever a foreign forward raises
         raise PolyvisionError(
             f"{type(model).__name__} cannot be traced on inputs of shape {inputs.describe()}: "
-            f"{first_line(error)}. {inputs.advice()}"
+            f"{first_line(error)}. {inputs.advice(model)}"
         ) from error
     others = other_sizes(inputs) if need_dim else []
     notes: list[str] = []
@@ -137,24 +88,33 @@ def find_uses(
             "all its activations are listed"
         )
     every = {**evaluated[0], **(trained[0] if trained else {})}
-    modules = {target.module for target in every if target.module is not None}
+    modules = {call.module for call in every if call.module is not None}
     # A module that is an activation as a whole may contain others.
-    inside = [t for t in every if t.place and {t.place.owner, *_above(t.place.owner)} & modules]
-    sites = _grouped({target: None for target in every if target not in inside})
-    uses = _named(model, sites)
-    for use in uses:
-        use.training = use.targets[0] not in evaluated[0]
-        _measure(use, trained if use.training else evaluated, need_dim)
-    _place_roles(model, uses)
-    called = {target.module for target in every} | tracer.absorbed
-    idle = {
-        name: type(module).__name__
-        for name, module in model.named_modules()
-        if is_activation_module(module)
-        and not {name, *_above(name)} & called
-        and not any(is_whole_norm(model.get_submodule(above)) for above in _above(name))
-    }
-    return uses, idle, notes
+    inside = [c for c in every if c.location and {*_with_above(c.location.owner)} & modules]
+    sites = _group(model, [call for call in every if call not in inside])
+    for site in sites:
+        site.training = site.source not in evaluated[0]
+        _measure(site, trained if site.training else evaluated, need_dim)
+    _assign_roles(model, sites)
+    return sites, _no_sites(model, modules | tracer.absorbed), notes
+
+
+def _no_sites(model: nn.Module, called: set[str]) -> list[Kept]:
+    """Return the activations that no pass calls, and those inside of other layers."""
+    never, inside = [], []
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if is_whole_norm(module):
+            inside.append(Kept(name, kind, "a norm with its nonlinearity inside"))
+        elif isinstance(module, nn.RNN | nn.RNNCell) and module.nonlinearity == "relu":
+            inside.append(Kept(name, kind, "a recurrent layer with its ReLU inside"))
+        elif (
+            is_activation_module(module)
+            and called.isdisjoint(_with_above(name))
+            and not any(is_whole_norm(model.get_submodule(above)) for above in _with_above(name))
+        ):
+            never.append(Kept(name, kind, "never called"))
+    return never + inside
 
 
 def _runs(
@@ -177,84 +137,80 @@ def _runs(
     return runs
 
 
-def _above(name: str) -> list[str]:
+def _with_above(name: str) -> list[str]:
+    """Return the names of the modules around ``name``, from the outermost, and its own."""
     parts = name.split(".")
-    return [".".join(parts[:i]) for i in range(1, len(parts))]
+    return [".".join(parts[: i + 1]) for i in range(len(parts))]
 
 
-def _grouped(calls: Mapping[Target, object]) -> list[list[Target]]:
-    """Put those calls of one module together that no rewrite of the source can tell apart."""
-    at_place = Counter(target.place for target in calls)
-    groups: dict[tuple[str | None, Target | None], list[Target]] = {}
+def _group(model: nn.Module, calls: Sequence[Call]) -> list[Site]:
+    """Make the sites: one of all calls of a module that no rewrite of the source can tell apart.
+
+    The first site of a module has its name; the others are named beside their caller's children.
+    """
+    at_location = Counter(call.location for call in calls)
+    sites: dict[tuple[str | None, Call | None], Site] = {}
     seen: set[str] = set()
-    for target in calls:
-        own = target.module is None or (
-            target.module in seen and target.place is not None and at_place[target.place] == 1
-        )
-        groups.setdefault((target.module, target if own else None), []).append(target)
-        seen.add(target.module or "")
-    return list(groups.values())
+    for call in calls:
+        apart = call.location is not None and at_location[call.location] == 1
+        own = call.module is None or (call.module in seen and apart)
+        key = (call.module, call if own else None)
+        if key not in sites:
+            taken = [site.name for site in sites.values()]
+            sites[key] = Site(_name(model, call, taken, is_first=call.module not in seen))
+        sites[key].sources.append(call)
+        seen.add(call.module or "")
+    return list(sites.values())
 
 
-def _named(model: nn.Module, groups: Sequence[list[Target]]) -> list[Use]:
-    """Name the sites: a module's first one by the module, the others beside it in their owner."""
-    uses, taken, named = [], set[str](), set[str]()
-    for targets in groups:
-        first = targets[0]
-        if first.module is not None and first.module not in named:
-            name = first.module
-            named.add(name)
-        elif first.place is None:
-            name = f"{first.caller} ({first.kind})"
-        else:
-            owner = first.place.owner
-            prefix = f"{owner}." if owner else ""
-            used = {n.removeprefix(prefix) for n in taken if n.startswith(prefix)}
-            name = prefix + attribute_for(first, model.get_submodule(owner), used)
-        taken.add(name)
-        uses.append(Use(name, targets, "block", 0, True, torch.device("cpu"), torch.float32))
-    return uses
+def _name(model: nn.Module, call: Call, taken: Sequence[str], *, is_first: bool) -> str:
+    if call.module is not None and is_first:
+        return call.module
+    if call.location is None:
+        return f"{call.caller} ({call.kind})"
+    owner = call.location.owner
+    prefix = f"{owner}." if owner else ""
+    used = {name.removeprefix(prefix) for name in taken if name.startswith(prefix)}
+    return prefix + attribute_for(call, model.get_submodule(owner), used)
 
 
-def _measure(use: Use, runs: Sequence[_Calls], need_dim: bool) -> None:
+def _measure(site: Site, runs: Sequence[_Calls], need_dim: bool) -> None:
     """Fill in what the passes saw at one site."""
-    seen = [[call for target in use.targets for call in run.get(target, [])] for run in runs]
-    use.calls = len(seen[0])
-    use.keeps_shape = all(call.keeps_shape for call in seen[0])
-    use.device, use.dtype = seen[0][0].device, seen[0][0].dtype
-    use.role = next((call.role for call in seen[0] if call.role), "block")
-    if use.known and is_bounded(use.targets[0].kind):
-        use.role = "gate"
-    if not need_dim or not use.known:
+    seen = [[e for call in site.sources for e in run.get(call, [])] for run in runs]
+    site.seen, site.calls = seen[0], len(seen[0])
+    site.role = next((execution.role for execution in site.seen if execution.role), "block")
+    if site.source.known and is_bounded(site.source.kind):
+        site.role = "gate"
+    if not need_dim or not site.source.known:
         return
     dims = set()
-    for same_call in zip(*(calls for calls in seen if len(calls) == use.calls), strict=True):
-        dim = feature_dim(same_call)
+    for same in zip(*(run for run in seen if len(run) == site.calls), strict=True):
+        dim = feature_dim(same)
         if dim is None:
-            shapes = " and ".join(str(tuple(call.shape)) for call in same_call)
-            use.no_dim = (
+            shapes = " and ".join(str(tuple(execution.shape)) for execution in same)
+            site.no_dim = (
                 f"has no feature dimension that can be told from its input shapes {shapes} and its "
                 "neighbouring layers"
             )
             return
         dims.add(dim)
     if len(dims) > 1:
-        use.no_dim = (
+        site.no_dim = (
             f"is called with features in different dimensions ({sorted(dims)}), which one "
             "normalising activation cannot serve"
         )
         return
-    use.dim = dims.pop()
+    site.dim = dims.pop()
 
 
-def feature_dim(calls: Sequence[Call]) -> int | None:
+def feature_dim(runs: Sequence[Execution]) -> int | None:
     """Return the dimension that is the same in all runs; the neighbouring layers break ties."""
-    shapes = [call.shape for call in calls]
+    shapes = [execution.shape for execution in runs]
     last = len(shapes[0]) - 1
     stable = [d for d in range(1, last + 1) if len({shape[d] for shape in shapes}) == 1]
-    layout = calls[0].layout.dim
-    if len(stable) > 1 and layout is not None:
-        stable = [layout % (last + 1)]
+    told = runs[0].dim
+    if len(stable) > 1 and told is not None:
+        stable = [told % (last + 1)]
     elif stable == [1, 3] and len(stable) < last:
         stable = [3]  # (batch, heads, tokens, features of a head): images would vary in both sizes
     if len(stable) != 1:
@@ -262,7 +218,7 @@ def feature_dim(calls: Sequence[Call]) -> int | None:
     return -1 if stable[0] == last else stable[0]
 
 
-def _place_roles(model: nn.Module, uses: Sequence[Use]) -> None:
+def _assign_roles(model: nn.Module, sites: Sequence[Site]) -> None:
     """Tell stem, blocks, head and feed-forward networks apart."""
     composite = Counter(
         type(module)
@@ -272,19 +228,19 @@ def _place_roles(model: nn.Module, uses: Sequence[Use]) -> None:
     )
     classes = {name: type(module) for name, module in model.named_modules()}
     repeated = [
-        any(composite[classes[name]] > 1 for name in _above(use.name) if name in classes)
-        for use in uses
+        any(composite[classes[name]] > 1 for name in _with_above(site.name)[:-1] if name in classes)
+        for site in sites
     ]
     first = repeated.index(True) if True in repeated else 0
-    last = len(uses) - 1 - repeated[::-1].index(True) if True in repeated else len(uses) - 1
-    for i, use in enumerate(uses):
-        if use.role in KEPT_ROLES:
+    last = len(sites) - 1 - repeated[::-1].index(True) if True in repeated else len(sites) - 1
+    for i, site in enumerate(sites):
+        if site.role in KEPT_ROLES:
             continue
-        owners = ["", *(name for name in _above(use.name) if name in classes)]
+        owners = ["", *(name for name in _with_above(site.name)[:-1] if name in classes)]
         near = [f"{name.rpartition('.')[2]} {classes[name].__name__}" for name in owners[-2:]]
-        if any(_MLP.search(text) for text in near) or _MLP.search(use.name.rpartition(".")[2]):
-            use.role = "mlp"
+        if any(_MLP.search(text) for text in near) or _MLP.search(site.name.rpartition(".")[2]):
+            site.role = "mlp"
         elif i < first:
-            use.role = "stem"
-        elif i > last or _HEAD.match(use.name):
-            use.role = "head"
+            site.role = "stem"
+        elif i > last or _HEAD.match(site.name):
+            site.role = "head"

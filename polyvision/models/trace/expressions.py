@@ -7,12 +7,13 @@ equals no known activation is found too.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from polyvision.models.trace.call import KeptRole
 from polyvision.models.trace.flow import MAXIMUM, SAME, Flow, Node
 from polyvision.models.trace.functions import (
     BOUNDED,
@@ -21,10 +22,10 @@ from polyvision.models.trace.functions import (
     is_between_bounds,
     is_defined,
     is_monotone,
+    near,
     recognised,
 )
 from polyvision.models.trace.purpose import feeds_a_layer, is_reduced
-from polyvision.models.trace.target import KeptRole
 
 __all__ = ["Expression", "Expressions"]
 
@@ -182,14 +183,17 @@ class Expressions:
             return None
         if values is None:  # a range between buffers without data is no activation either
             return None if top.name in ("clamp", "clip") else expression
-        core = values[: len(GRID.core)]
         if not is_defined(values):  # a logarithm, a quotient
             return expression if holds_a_call else None
         if is_affine(values) or self._is_guard(values):
             return None
         if is_monotone(values) and is_between_bounds(values):
             expression.role = "gate"
-        elif bool((core >= 0).all()) and not is_between_bounds(values) and not feeds_a_layer(top):
+        elif (
+            bool((near(values) >= 0).all())
+            and not is_between_bounds(values)
+            and not feeds_a_layer(top)
+        ):
             expression.role = "positive"
         return expression
 
@@ -199,67 +203,55 @@ class Expressions:
 
         So is any limit below, and x.clamp(max=7), a limit above.
         """
-        core = values[: len(GRID.core)]
-        low, high = float(core.min()), float(core.max())
-        is_low = low < 0.1 and torch.equal(values, GRID.points.clamp(min=low))
-        return is_low or (high > 0.1 and torch.equal(values, GRID.points.clamp(max=high)))
+        low, high = float(near(values).min()), float(near(values).max())
+        is_low = low < 0.1 and torch.equal(values, GRID.clamp(min=low))
+        return is_low or (high > 0.1 and torch.equal(values, GRID.clamp(max=high)))
 
     def values(self, top: Node, root: Node) -> Tensor | None:
         """Evaluate ``top`` as a function of ``root`` on the grid, None if it cannot be."""
-        known: dict[int, Tensor] = {root.index: GRID.points}
         try:
             with torch.no_grad():
-                values = self._value(top, known)
+                values = self._value(top, {root.index: GRID})
         except Exception:  # whatever a foreign function raises for one dimension and no image
             return None
-        if not isinstance(values, Tensor) or values.shape != GRID.points.shape:
+        if not isinstance(values, Tensor) or values.shape != GRID.shape:
             return None
-        return values.to(GRID.points.dtype)
+        return values.to(GRID.dtype)
 
-    def _value(self, node: Node, known: dict[int, Tensor]) -> Any:
+    def _value(self, node: Node, known: dict[int, Any]) -> Any:
+        """Evaluate a node; what does not depend on the input must have one value everywhere."""
         if node.index in known:
             return known[node.index]
-        if not node.from_input:
-            return self._constant(node)
-        if node.leaf is node or node.call is None:
+        if node.leaf is node or (not node.from_input and node.tensor.numel() > _MOST_VALUES):
             raise _NotConstant
-        if node.name in SAME:
-            value = self._value(node.inputs[0], known)
-        else:
-            value = self._called(node, lambda part: self._value(part, known))
-        known[node.index] = value
-        return value
-
-    def _constant(self, node: Node) -> Any:
-        """Return the one value that a constant has everywhere."""
-        if node.tensor.numel() > _MOST_VALUES:
-            raise _NotConstant
-        if node.name == "constant":
+        if node.call is None:
             value: Any = self._values.get(id(node.tensor))
             if value is None or value.is_meta:
                 raise _NotConstant
             value = value.detach().cpu()
+        elif node.name in SAME:
+            value = self._value(node.inputs[0], known)
         else:
-            value = self._called(node, self._constant)
-        if not isinstance(value, Tensor):
-            return value
-        if value.numel() == 0 or bool((value != value.flatten()[0]).any()):
-            raise _NotConstant
-        one = value.flatten()[0]
-        return one.to(GRID.points.dtype) if one.is_floating_point() else one
+            args, kwargs = (self._with_values(given, known) for given in (node.args, node.kwargs))
+            value = node.call(*args, **{k: v for k, v in kwargs.items() if k not in _FACTORY})
+        if isinstance(value, Tensor) and not node.from_input:
+            one = value.flatten()[0]
+            if bool((value != one).any()):
+                raise _NotConstant
+            value = one.to(GRID.dtype) if one.is_floating_point() else one
+        known[node.index] = value
+        return value
 
-    def _called(self, node: Node, value_of: Callable[[Node], Any]) -> Any:
-        def real(given: Any) -> Any:
-            if isinstance(given, Node):
-                value = value_of(given)
-                return value.clone() if isinstance(value, Tensor) else value
-            if isinstance(given, tuple):
-                return tuple(real(part) for part in given)
-            return given
-
-        assert node.call is not None
-        kwargs = {k: real(v) for k, v in node.kwargs.items() if k not in _FACTORY}
-        return node.call(*(real(a) for a in node.args), **kwargs)
+    def _with_values(self, given: Any, known: dict[int, Any]) -> Any:
+        """Return arguments with values in the place of nodes."""
+        if isinstance(given, Node):
+            value = self._value(given, known)
+            return value.clone() if isinstance(value, Tensor) else value
+        if isinstance(given, tuple):
+            return tuple(self._with_values(part, known) for part in given)
+        if isinstance(given, dict):
+            return {key: self._with_values(part, known) for key, part in given.items()}
+        return given
 
     def is_hard_sigmoid(self, node: Node) -> bool:
         """Tell whether ``node`` is relu6(x + 3) for some x, a hard-sigmoid spelled out."""
@@ -274,7 +266,7 @@ class Expressions:
         """
         while True:
             values = self.values(node, root)
-            if values is not None and 0 < values[: len(GRID.core)].min() < 0.5:
+            if values is not None and 0 < near(values).min() < 0.5:
                 return not feeds_a_layer(node)
             if len(node.users) != 1 or not node.users[0].is_affine:
                 return False

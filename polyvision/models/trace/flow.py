@@ -1,4 +1,8 @@
-"""The data flow of one forward pass: what each tensor was computed from, and by which function."""
+"""The data flow of one forward pass: what each tensor was computed from, and by which function.
+
+The feature dimension is followed along: a convolution, linear layer, batch or group norm tells
+where the features of its input and output are, and pointwise functions leave them there.
+"""
 
 from __future__ import annotations
 
@@ -9,38 +13,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyvision.models.trace.call import Location
 from polyvision.models.trace.functions import FUNCTIONS
-from polyvision.models.trace.target import Place
 
 __all__ = [
     "AFFINE",
     "CONTRACTIONS",
-    "INVERSE",
     "MAXIMUM",
     "POINTWISE",
-    "PRODUCTS",
     "QUOTIENT",
     "SAME",
     "SCALE",
     "SHAPES",
     "STATISTICS",
-    "SUM",
     "Flow",
+    "Layout",
     "Node",
 ]
 
 # Names of functions, without the underscores around them.
 SAME = {"float", "double", "half", "bfloat16", "to", "type", "type_as", "clone", "contiguous"}
 SAME |= {"detach", "alias", "requires_grad"}
-SUM = {"add", "sub", "subtract", "rsub"}
+_SUM = {"add", "sub", "subtract", "rsub"}
 QUOTIENT = {"div", "divide", "true_divide"}
-INVERSE = {"rdiv", "rtruediv", "reciprocal"}
-PRODUCTS = {"mul", "multiply", "addcmul"}
-SCALE = PRODUCTS | QUOTIENT
-AFFINE = SAME | SUM | SCALE | {"neg", "negative"}
+_PRODUCTS = {"mul", "multiply", "addcmul"}
+SCALE = _PRODUCTS | QUOTIENT
+AFFINE = SAME | _SUM | SCALE | {"neg", "negative"}
 MAXIMUM = {"maximum", "minimum", "max", "min", "fmax", "fmin"}
 POINTWISE = {
-    *(AFFINE | INVERSE | MAXIMUM | set(FUNCTIONS.values())),
+    *(AFFINE | MAXIMUM | set(FUNCTIONS.values())),
+    *("rdiv", "rtruediv", "reciprocal"),
     *("pow", "rpow", "float_power", "square", "sqrt", "rsqrt", "exp", "exp2", "expm1"),
     *("log", "log1p", "log2", "log10", "logaddexp", "logaddexp2", "xlogy", "logit", "sinc"),
     *("erf", "erfc", "special_erf", "special_erfc", "special_expit", "special_ndtr"),
@@ -53,7 +55,6 @@ POINTWISE = {
     *("and", "or", "invert", "logical_and", "logical_or", "logical_not", "bitwise_and"),
     *("bitwise_or", "bitwise_not"),
 }
-CHOICES = {"where", "masked_fill"}
 STATISTICS = {
     *("sum", "mean", "var", "std", "var_mean", "std_mean", "norm", "vector_norm", "amax", "amin"),
     *("linalg_vector_norm", "max", "min", "logsumexp", "softmax", "log_softmax", "cdist", "prod"),
@@ -66,6 +67,25 @@ SHAPES = {
     *("select", "index_select", "gather", "t", "dropout", "split_with_sizes", "view_as", "tile"),
 }
 CONTRACTIONS = {"matmul", "rmatmul", "bmm", "einsum", "baddbmm", "mm", "tensordot"}
+# The feature dimension of what a layer reads and writes.
+_FEATURE_DIM = {
+    **dict.fromkeys(("linear", "bilinear"), -1),
+    **dict.fromkeys(("batch_norm", "group_norm"), 1),
+    **{f"conv{kind}{n}d": 1 for kind in ("", "_transpose") for n in (1, 2, 3)},
+}
+# Functions whose result has its features where the first input of its rank has them.
+_KEEPS_FEATURES = POINTWISE | {
+    *("getitem", "narrow", "chunk", "split", "cat", "dropout", "pad", "interpolate"),
+    *("sum", "mean", "max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d"),
+    *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "layer_norm", "rms_norm", "instance_norm"),
+}
+
+
+@dataclasses.dataclass
+class Layout:
+    """The feature dimension as far as known; shared by all tensors that are laid out alike."""
+
+    dim: int | None = None
 
 
 @dataclasses.dataclass(eq=False)
@@ -85,7 +105,8 @@ class Node:
         statistic: a reduction, or computed from reductions only.
         leaf: the tensor that this one is a pointwise function of; the node itself if of none, and
             None for what does not depend on the network's input.
-        place: where the call is written; None if in no module's own method.
+        layout: where the features are.
+        location: where the call is written; None if in no module's own method.
         caller: the function that makes the call.
         names: nodes that local variables of the caller held, with the variable.
         users: the nodes computed from this one.
@@ -102,7 +123,8 @@ class Node:
     from_parameter: bool = False
     statistic: bool = False
     leaf: Node | None = None
-    place: Place | None = None
+    layout: Layout = dataclasses.field(default_factory=Layout)
+    location: Location | None = None
     caller: str = ""
     names: dict[int, str] = dataclasses.field(default_factory=dict)
     users: list[Node] = dataclasses.field(default_factory=list)
@@ -121,11 +143,19 @@ class Node:
     def is_affine(self) -> bool:
         """Whether the function is affine in what depends on the network's input."""
         if self.name in SCALE:
-            multiplies = self.name in PRODUCTS
+            multiplies = self.name in _PRODUCTS
             return len(self.varying) == 1 and (multiplies or self.inputs[0].from_input)
-        if self.name in CHOICES:  # by a mask of the network, as in causal attention
+        if self.name in (
+            "where",
+            "masked_fill",
+        ):  # by a mask of the network, as in causal attention
             return not any(i.from_input and i.tensor.dtype == torch.bool for i in self.inputs)
         return self.name in AFFINE
+
+    def lay_out_like(self, given: Node) -> None:
+        """Take over the layout of what a module was given for a result of the same shape in it."""
+        if self.layout.dim is None and self.tensor.shape == given.tensor.shape:
+            self.layout = given.layout
 
     @property
     def is_masked_assignment(self) -> bool:
@@ -216,6 +246,13 @@ class Flow:
             carries and bool(node.varying) and all(i.statistic for i in node.varying)
         )
         node.leaf = node if node.from_input else None
+        if name in _FEATURE_DIM:
+            node.layout.dim = _FEATURE_DIM[name]
+            if inputs[0].layout.dim is None:
+                inputs[0].layout.dim = node.layout.dim
+        elif name in _KEEPS_FEATURES:
+            same_rank = (i.layout for i in inputs if i.tensor.ndim == tensor.ndim)
+            node.layout = next(same_rank, node.layout)
         for i in inputs:
             i.users.append(node)
         self._of[id(tensor)] = node

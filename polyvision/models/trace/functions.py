@@ -10,7 +10,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,8 @@ __all__ = [
     "is_defined",
     "is_monotone",
     "is_whole_norm",
+    "near",
+    "plain_name",
     "recognised",
 ]
 
@@ -84,8 +86,12 @@ def is_bounded(kind: str) -> bool:
         >>> is_bounded("HardSigmoidMe"), is_bounded("hardswish")
         (True, False)
     """
-    plain = kind.lower().replace("_", "")
-    return plain in BOUNDED or plain.removesuffix("me") in BOUNDED
+    return plain_name(kind) in BOUNDED
+
+
+def plain_name(kind: str) -> str:
+    """Return one name for modules and functions: ``hardsigmoid`` for ``HardSigmoidMe`` of timm."""
+    return kind.lower().replace("_", "").removesuffix("me")
 
 
 def is_whole_norm(module: nn.Module) -> bool:
@@ -97,21 +103,11 @@ def is_whole_norm(module: nn.Module) -> bool:
     return type(module).__name__.startswith(("EvoNorm", "FilterResponseNormTlu"))
 
 
-class _Grid(NamedTuple):
-    """Where pointwise functions are compared: ``core`` in order, then points far away."""
-
-    core: Tensor
-    points: Tensor
-
-
-def _grid() -> _Grid:
-    # Values are needed, also where the default device is another one.
-    core = torch.arange(-240, 241, dtype=torch.float64, device="cpu") / 20
-    far = torch.tensor([20.0, 100.0, 1e3, 1e6], dtype=torch.float64, device="cpu")
-    return _Grid(core, torch.cat((core, far, -far)))
-
-
-GRID = _grid()
+# Where pointwise functions are compared: in order from -12 to 12, then far away. Values are needed,
+# also where the default device is another one.
+_STEPS = torch.arange(-240, 241, dtype=torch.float64, device="cpu") / 20
+_FAR = torch.tensor([20.0, 100.0, 1e3, 1e6], dtype=torch.float64, device="cpu")
+GRID = torch.cat((_STEPS, _FAR, -_FAR))
 _TOLERANCE = 1e-5
 # hardtanh is not among them: x.clamp(-1, 1) or x.clamp(0, width) is the range of a result.
 _FORMS: dict[str, tuple[Callable[[Tensor], Tensor], ...]] = {
@@ -133,18 +129,23 @@ _FORMS: dict[str, tuple[Callable[[Tensor], Tensor], ...]] = {
 }
 
 
+def near(values: Tensor) -> Tensor:
+    """Return the values on the grid from -12 to 12."""
+    return values[: len(_STEPS)]
+
+
 def recognised(values: Tensor) -> str | None:
     """Return the plain name of the activation that has these values on the grid, None if none has.
 
     Example:
-        >>> x = GRID.points
+        >>> x = GRID
         >>> recognised(x / (1 + torch.exp(-x))), recognised(torch.maximum(x, 0.2 * x))
         ('silu', 'leaky_relu')
     """
-    core = values[: len(GRID.core)]
-    if not core.isfinite().all() or is_affine(values):
+    values = values.to(GRID.dtype)
+    if values.shape != GRID.shape or not near(values).isfinite().all() or is_affine(values):
         return None
-    at = dict(zip(GRID.points.tolist(), values.tolist(), strict=True))
+    at = dict(zip(GRID.tolist(), values.tolist(), strict=True))
     slope, half = -at[-1.0], at[0.0]
     alpha = -at[-1e3] if math.isfinite(at[-1e3]) else -at[-12.0]
     families: dict[str, list[Callable[[Tensor], Tensor]]] = {k: [*v] for k, v in _FORMS.items()}
@@ -156,7 +157,7 @@ def recognised(values: Tensor) -> str | None:
         families["softplus"] = [lambda x: F.softplus(x, math.log(2) / half)]
     for kind, functions in families.items():
         for function in functions:
-            expected = function(GRID.points)
+            expected = function(GRID)
             same = torch.isclose(values, expected, rtol=_TOLERANCE, atol=_TOLERANCE)
             # Formulas with exponentials overflow far away.
             if bool((same | ~values.isfinite()).all()):
@@ -166,15 +167,14 @@ def recognised(values: Tensor) -> str | None:
 
 def is_affine(values: Tensor) -> bool:
     """Tell whether these values on the grid are those of ``a x + b``."""
-    core = values[: len(GRID.core)]
-    share = torch.linspace(0, 1, len(core), dtype=core.dtype, device=core.device)
-    line = core[0] + (core[-1] - core[0]) * share
-    return torch.allclose(core, line, rtol=_TOLERANCE, atol=_TOLERANCE)
+    ends = near(values)[0], near(values)[-1]
+    line = torch.lerp(*ends, (_STEPS + 12) / 24)
+    return torch.allclose(near(values), line, rtol=_TOLERANCE, atol=_TOLERANCE)
 
 
 def is_monotone(values: Tensor) -> bool:
     """Tell whether these values on the grid never fall, or never rise."""
-    steps = values[: len(GRID.core)].diff()
+    steps = near(values).diff()
     return bool((steps >= -1e-9).all() or (steps <= 1e-9).all())
 
 
@@ -182,16 +182,16 @@ def is_between_bounds(values: Tensor) -> bool:
     """Tell whether these values on the grid do not grow far away."""
     if values.isinf().any():
         return False
-    at = dict(zip(GRID.points.tolist(), values.abs().tolist(), strict=True))
-    near, far = max(at[1e3], at[-1e3]), max(at[1e6], at[-1e6])
-    if math.isnan(near) or math.isnan(far):  # a quotient of exponentials
+    at = dict(zip(GRID.tolist(), values.abs().tolist(), strict=True))
+    far, farther = max(at[1e3], at[-1e3]), max(at[1e6], at[-1e6])
+    if math.isnan(far) or math.isnan(farther):  # a quotient of exponentials
         finite = values[values.isfinite()]
-        return bool(finite.abs().max() <= 2 * values[: len(GRID.core)].abs().max() + 1)
-    return bool(far <= 1.5 * near + 1)
+        return bool(finite.abs().max() <= 2 * near(values).abs().max() + 1)
+    return bool(farther <= 1.5 * far + 1)
 
 
 def is_defined(values: Tensor) -> bool:
     """Tell whether these values on the grid are finite, without a pole between two points."""
-    core = values[: len(GRID.core)]
-    jumps = (core[1:] - core[:-1]).abs() > 10
-    return bool(core.isfinite().all()) and not bool((jumps & (core[1:] * core[:-1] < 0)).any())
+    before, after = near(values)[:-1], near(values)[1:]
+    poles = ((after - before).abs() > 10) & (after * before < 0)
+    return bool(near(values).isfinite().all()) and not bool(poles.any())

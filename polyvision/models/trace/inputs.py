@@ -19,6 +19,15 @@ from polyvision.errors import PolyvisionError
 __all__ = ["Inputs", "example_inputs", "image_inputs", "other_sizes"]
 
 _Resize = Callable[[torch.Size], Sequence[int]]
+# How arguments of transformers are written in messages; sizes are those of most checkpoints.
+_TOKENS = "torch.zeros(2, 16, dtype=torch.int64)"
+_EXAMPLES = {
+    "input_ids": _TOKENS,
+    "decoder_input_ids": _TOKENS,
+    "pixel_values": "torch.empty(2, 3, 224, 224)",
+    "input_features": "torch.empty(2, 80, 3000)",  # of a log-mel spectrogram
+    "input_values": "torch.empty(2, 16000)",  # of a waveform
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +45,11 @@ class Inputs:
             return cls(kwargs=dict(given))
         return cls((given,)) if isinstance(given, Tensor) else cls(tuple(given))
 
-    def advice(self) -> str:
-        """Return what to do where a network refuses these inputs."""
+    def advice(self, model: nn.Module) -> str:
+        """Return what to do where ``model`` refuses these inputs."""
         if self.guessed:
-            return "They are a guess: pass inputs= (--image-size for swap-report)."
+            example = _example(model, self.kwargs)
+            return f"They are a guess: pass {example} (--image-size for swap-report)."
         return "Check that the network runs on such inputs, or choose another size."
 
     def describe(self) -> str:
@@ -76,10 +86,33 @@ def example_inputs(model: nn.Module) -> Inputs:
     guess = _of_timm(model) or _of_transformers(model) or _of_images(model)
     if guess is None:
         raise PolyvisionError(
-            f"{type(model).__name__} does not tell what it takes; pass inputs=<a tensor, a tuple "
-            "of arguments or a dictionary of keywords> (only shapes and dtypes matter)"
+            f"{type(model).__name__} does not tell what it takes; pass {_example(model)}, or a "
+            "tensor or a tuple of arguments (only shapes and dtypes matter)"
         )
     return dataclasses.replace(guess, guessed=True)
+
+
+def _example(model: nn.Module, guess: Mapping[str, Any] | None = None) -> str:
+    """Return for a message how the arguments that ``model`` needs can be given."""
+    written = _EXAMPLES | {
+        name: f"torch.empty{tuple(tensor.shape)}"
+        for name, tensor in (guess or {}).items()
+        if tensor.is_floating_point()
+    }
+    takes = inspect.signature(model.forward).parameters.values()
+    usual = (getattr(model, "main_input_name", None), "decoder_input_ids")
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [
+        p.name
+        for p in takes
+        if p.name in usual or (p.default is p.empty and p.kind not in variable)
+    ]
+    given = (f"{name!r}: {written.get(name, 'torch.empty(...)')}" for name in needed)
+    return (
+        f"for example inputs={{{', '.join(given)}}}"
+        if needed
+        else "inputs=<a dictionary of keywords>"
+    )
 
 
 def _of_timm(model: nn.Module) -> Inputs | None:

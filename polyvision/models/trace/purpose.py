@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Set
 
 from polyvision.models.trace.flow import (
     AFFINE,
     CONTRACTIONS,
-    INVERSE,
     POINTWISE,
-    PRODUCTS,
     QUOTIENT,
     SAME,
     SCALE,
     SHAPES,
     STATISTICS,
-    SUM,
     Node,
 )
 
 __all__ = ["feeds_a_layer", "is_kernel", "is_of_parameters", "is_reduced"]
 
 _LINEAR = SHAPES | AFFINE | CONTRACTIONS | {"sum", "mean", "cumsum"}
-_SUMS = CONTRACTIONS | {"sum", "mean", "cumsum"}
+_LIMITS = {"clamp", "clamp_min", "clip"}  # of a divisor
 _NORMS = {"batch_norm", "layer_norm", "group_norm", "instance_norm", "rms_norm"}
 
 
@@ -54,44 +51,27 @@ def is_reduced(node: Node) -> bool:
 def is_kernel(node: Node, input_: Node, activations: Set[int]) -> bool:
     """Tell whether ``node`` is what linear attention applies to queries, keys or scores.
 
+    Either it is normalised, divided by a sum of its own, or it is linear in two products of
+    features without a layer or softmax in between.
+
     Args:
         node: the result of an activation.
         input_: what it is applied to.
         activations: indices of the results of all activations.
     """
-    reached = {u.index: u for u in [node, *filter(_is_linear, _after(node, _is_linear))]}
-    divisors = {
-        user.index: user
-        for total in reached.values()
-        if total.name in _SUMS
-        for user in [total, *_after(total, _carries_a_divisor)]
-        if user.index in reached or _carries_a_divisor(user)
-    }
-    for source in (reached | divisors).values():
-        for user in source.users:
-            if user.name in QUOTIENT and len(user.inputs) == 2:
-                over, under = user.inputs
-                if over.index in reached and under.index in divisors:
-                    return True
-            if user.name in PRODUCTS and len(user.inputs) == 2:
-                for one, other in (user.inputs, user.inputs[::-1]):
-                    if one.index in reached and _inverts(other, divisors):
-                        return True
-    products = list(filter(_is_data_product, reached.values()))
+    reached = [node, *filter(_is_linear_or_limit, _after(node, _is_linear_or_limit))]
+    indices = {each.index for each in reached}
+    for user in reached:
+        divides = user.name in QUOTIENT and len(user.inputs) == 2
+        if divides and {i.index for i in user.inputs} <= indices:
+            return True
+    products = [node for node in reached if _is_data_product(node)]
     if products and _products_before(input_):
         return True
     return any(
         _products_before(product) >= 2 and _activated_factors(product, activations) >= 2
         for product in products
     )
-
-
-def _inverts(node: Node, divisors: Mapping[int, Node]) -> bool:
-    """Tell whether ``node`` is one over a divisor."""
-    is_quotient = node.name in QUOTIENT and not node.inputs[0].from_input
-    if is_quotient or node.name in INVERSE or node.name == "pow":
-        return node.inputs[-1].index in divisors
-    return node.name in SHAPES and any(_inverts(i, divisors) for i in node.inputs)
 
 
 def _products_before(node: Node) -> int:
@@ -141,13 +121,13 @@ def _is_linear(node: Node) -> bool:
     return not _is_layer(node) and (node.name in _LINEAR or node.name == "pow")
 
 
+def _is_linear_or_limit(node: Node) -> bool:
+    return _is_linear(node) or node.name in _LIMITS
+
+
 def _combines(node: Node) -> bool:
     """Tell whether the result is a product or quotient of two tensors that depend on the input."""
     return node.name in SCALE | CONTRACTIONS and len(node.varying) > 1
-
-
-def _carries_a_divisor(node: Node) -> bool:
-    return node.name in SHAPES | SAME | SUM | {"clamp", "clamp_min", "clip"}
 
 
 def _is_data_product(node: Node) -> bool:

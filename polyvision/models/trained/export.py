@@ -1,4 +1,4 @@
-"""Write a trained network for other programs: safetensors, ONNX, torch.export.
+"""``polyvision export``: a trained network for other programs, as safetensors, ONNX, torch.export.
 
 The folder of an export:
 
@@ -14,6 +14,7 @@ back and compared with the network on random inputs of other sizes before the fo
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import logging
@@ -32,11 +33,11 @@ from torch import Tensor, nn
 from polyvision.errors import PolyvisionError, unknown
 from polyvision.kernels import use_backend
 from polyvision.models.trained.network import VisionNetwork
-from polyvision.models.trained.saved import Saved
+from polyvision.models.trained.saved import WEIGHTS, Saved, open_saved
 from polyvision.models.trained.timm_config import export_config
 from polyvision.models.weights.files import file_digest
 
-__all__ = ["FORMATS", "Exported", "export_saved"]
+__all__ = ["FORMATS", "Exported", "add_arguments", "export_saved", "run"]
 
 # Largest error of a program, as a fraction of the largest output.
 TOLERANCE = 1e-3
@@ -232,3 +233,52 @@ def _plain_operations() -> Iterator[None]:
         ) from error
     finally:
         logger.setLevel(level)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.add_argument(
+        "run_or_checkpoint",
+        type=Path,
+        metavar="RUN_OR_CHECKPOINT",
+        help="a run folder, or a checkpoint in one",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="a folder that does not exist yet (default: export/ in the run folder)",
+    )
+    parser.add_argument(
+        "--format",
+        nargs="+",
+        choices=tuple(FORMATS),
+        default=["safetensors"],
+        help="one or more (default: safetensors); programs are checked against the network",
+    )
+    parser.add_argument(
+        "--weights",
+        choices=WEIGHTS,
+        help="best: of the best validation; last: of the last checkpoint; ema: its averaged "
+        "weights (default: best, or last where there is no best)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """Export, and return what was written and how it is read.
+
+    Raises:
+        PolyvisionError: no such run or weights, a package is missing, or the output exists.
+    """
+    saved = open_saved(arguments.run_or_checkpoint, weights=arguments.weights)
+    done = export_saved(saved, arguments.output or saved.folder / "export", arguments.format)
+    shown = "  ".join(f"{name} {value:.4f}" for name, value in saved.metrics.items())
+    width = max(map(len, done.files))
+    return "\n".join(
+        [
+            f"{saved.source}: {saved.weights} weights of step {saved.step:,}  {shown}".rstrip(),
+            f"written to {done.folder}",
+            *(f"  {name:<{width}}  {text}" for name, text in done.files.items()),
+            *(f"read with  {line.replace('<folder>', str(done.folder))}" for line in done.reading),
+        ]
+    )

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from polyvision.activations import activation_info, activation_names
 from polyvision.errors import PolyvisionError, looked_for, unknown
 from polyvision.models.trained.network import Network, network_from_plain
-from polyvision.models.weights.files import read_tensor_file
+from polyvision.models.weights.files import read_checkpoint, read_tensor_file
 
 __all__ = [
     "WEIGHTS",
@@ -26,7 +26,6 @@ __all__ = [
     "load_model",
     "load_strictly",
     "open_saved",
-    "read_json",
 ]
 
 WEIGHTS = ("best", "last", "ema")
@@ -48,7 +47,6 @@ class Saved:
         step: optimizer steps that the weights were trained for.
         metrics: validation metrics at that step, where they are recorded.
         settings: what the run trained: model, activation, data, recipe, seed.
-        tokenizer: of a language model, for ``tokenizer_from_json``.
         has_ema: whether the checkpoint holds averaged weights.
     """
 
@@ -60,8 +58,13 @@ class Saved:
     step: int
     metrics: Mapping[str, float]
     settings: Mapping[str, Any]
-    tokenizer: str | None
     has_ema: bool = False
+
+    @property
+    def tokenizer(self) -> str | None:
+        """Of a language model, for ``tokenizer_from_json``."""
+        file = self.folder / "tokenizer.json"
+        return file.read_text(encoding="utf-8") if file.is_file() else None
 
     def build(self) -> nn.Module:
         """Build the network, load the weights strictly, and switch to eval mode.
@@ -101,46 +104,47 @@ def open_saved(path: str | Path, *, weights: str | None = None) -> Saved:
     if place.name == "model.safetensors" and (place.parent / "config.json").is_file():
         place = place.parent
     if (place / "config.json").is_file():
-        return _export(place, weights)
+        return _read_export(place, weights)
+    if (place / "config.yaml").is_file():
+        return _read_checkpoint(place, _find_checkpoint(place, weights), weights)
     if place.is_file():
         folder = place.absolute().parent.parent
-        if place.suffix != ".ckpt" or not (folder / "config.yaml").is_file():
-            raise PolyvisionError(
-                f"{path} does not lie in the checkpoints/ of a run folder, so nothing says which "
-                f"network it belongs to"
-            )
-        return _checkpoint(folder, place, weights)
-    if not place.exists():
+        if place.suffix == ".ckpt" and (folder / "config.yaml").is_file():
+            return _read_checkpoint(folder, place, weights)
         raise PolyvisionError(
-            f"{path} does not exist{looked_for(path)}: give a run folder, a checkpoint or an export"
+            f"{path} does not lie in the checkpoints/ of a run folder, so nothing says which "
+            f"network it belongs to"
         )
-    if not (place / "config.yaml").is_file():
+    if place.exists():
         raise PolyvisionError(
             f"{path} is neither a run folder (which holds config.yaml, for example "
             f"runs/vision/digits/resnet50/polynorm/seed0) nor an export (config.json)"
         )
-    return _run(place, weights)
+    raise PolyvisionError(
+        f"{path} does not exist{looked_for(path)}: give a run folder, a checkpoint or an export"
+    )
 
 
-def _run(folder: Path, weights: str | None) -> Saved:
+def _find_checkpoint(folder: Path, weights: str | None) -> Path:
+    """Return the checkpoint of a run that holds the weights asked for."""
     best, last = (folder / "checkpoints" / f"{name}.ckpt" for name in ("best", "last"))
+    if not last.is_file() and last.with_name("previous.ckpt").is_file():  # as a resumed run does
+        last = last.with_name("previous.ckpt")
     order = {"best": [best], "last": [last], "ema": [last], None: [best, last]}[weights]
-    found = next((file for file in order if file.is_file()), None)
-    if found is not None:
-        return _checkpoint(folder, found, weights)
+    for file in order:
+        if file.is_file():
+            return file
     present = [file.name for file in (best, last) if file.is_file()]
     also = f"; it has {present[0]}" if present else ""
     raise PolyvisionError(f"{folder} has no checkpoint yet: it would be {order[0]}{also}")
 
 
-def _checkpoint(folder: Path, file: Path, weights: str | None) -> Saved:
-    if weights in ("best", "last") and file.stem != weights:
+def _read_checkpoint(folder: Path, file: Path, weights: str | None) -> Saved:
+    if weights in ("best", "last") and file.stem.replace("previous", "last") != weights:
         raise PolyvisionError(
             f"{file} is one checkpoint; for the {weights} weights name the run folder {folder}"
         )
-    state = read_tensor_file(file)
-    if not isinstance(state, dict) or not {_RAW, "global_step"} <= set(state):
-        raise PolyvisionError(f"{file} is not the checkpoint of a run")
+    file, state = read_checkpoint(file)
     averaged = isinstance(state.get(_EMA), Mapping)
     if weights == "ema" and not averaged:
         raise PolyvisionError(f"{file} holds no averaged weights: the run kept no EMA")
@@ -151,12 +155,9 @@ def _checkpoint(folder: Path, file: Path, weights: str | None) -> Saved:
             f"{folder} has no network.json, which says what its network is: it was written by an "
             f"earlier version"
         )
-    network = network_from_plain(read_json(description), str(description))
-    check_registered(network.activation, folder)
     step = int(state["global_step"])
-    tokenizer = folder / "tokenizer.json"
     return Saved(
-        network=network,
+        network=_registered(network_from_plain(_read_json(description), str(description)), folder),
         tensors={k.removeprefix(_PREFIX): v for k, v in tensors.items() if k.startswith(_PREFIX)},
         source=file,
         folder=folder,
@@ -164,31 +165,25 @@ def _checkpoint(folder: Path, file: Path, weights: str | None) -> Saved:
         step=step,
         metrics=_metrics(folder / "metrics.jsonl", step),
         settings=_settings(folder / "state.json"),
-        tokenizer=tokenizer.read_text(encoding="utf-8") if tokenizer.is_file() else None,
         has_ema=averaged,
     )
 
 
-def _export(folder: Path, weights: str | None) -> Saved:
-    config = read_json(folder / "config.json")
-    ours = config.get("polyvision")
+def _read_export(folder: Path, weights: str | None) -> Saved:
+    description, source = folder / "config.json", folder / "model.safetensors"
+    ours = _read_json(description).get("polyvision")
     if not isinstance(ours, dict) or not {"network", "weights", "step"} <= set(ours):
         raise PolyvisionError(
-            f"{folder / 'config.json'} was not written by polyvision export: it does not describe "
-            f"activations"
+            f"{description} was not written by polyvision export: it does not describe activations"
         )
     if weights not in (None, ours["weights"]):
         raise PolyvisionError(f"{folder} holds the {ours['weights']} weights, not {weights}")
-    source = folder / "model.safetensors"
     if not source.is_file():
         raise PolyvisionError(
             f"{folder} has no model.safetensors: export with --format safetensors"
         )
-    network = network_from_plain(ours["network"], str(folder / "config.json"))
-    check_registered(network.activation, folder)
-    tokenizer = folder / "tokenizer.json"
     return Saved(
-        network=network,
+        network=_registered(network_from_plain(ours["network"], str(description)), folder),
         # An export of an earlier version has no digests.
         tensors=read_tensor_file(source, sha256=ours.get("sha256", {}).get(source.name)),
         source=source,
@@ -197,8 +192,12 @@ def _export(folder: Path, weights: str | None) -> Saved:
         step=ours["step"],
         metrics=ours.get("metrics", {}),
         settings=ours.get("settings", {}),
-        tokenizer=tokenizer.read_text(encoding="utf-8") if tokenizer.is_file() else None,
     )
+
+
+def _registered(network: Network, folder: Path) -> Network:
+    check_registered(network.activation, folder)
+    return network
 
 
 def check_registered(name: str, folder: Path) -> None:
@@ -216,7 +215,7 @@ def check_registered(name: str, folder: Path) -> None:
         return
     try:
         origin = _recorded_origin(folder)
-    except PolyvisionError:
+    except PolyvisionError:  # a damaged file
         origin = None
     if origin is None:
         try:
@@ -226,13 +225,14 @@ def check_registered(name: str, folder: Path) -> None:
     text = f"{folder}: its activation {name!r} is not registered in this process"
     if all(map(str.isidentifier, str(origin).split("."))):
         raise PolyvisionError(
-            f"{text}: the module {origin} did that where it was trained. In Python import {origin} "
-            f'first; a command is then: python -c "import sys, {origin}; from polyvision.cli '
-            f'import main; sys.exit(main())" <arguments>'
+            f"{text}: the module {origin} did that where it was trained. Add plugins=[{origin}] to "
+            f"the command; in Python import {origin} first"
         )
     raise PolyvisionError(
-        f"{text}: {origin} did that where it was trained. Move it to a module that can be "
-        f"imported, and import that first"
+        f"{text}: {origin} did that where it was trained. Add plugins=[{origin}] to the command, "
+        f"or the place where that file lies now; in Python call "
+        f"polyvision.activations.load_plugins([{origin!r}]) first. If it trains when it is "
+        f"imported, move the activation to a file of its own"
     )
 
 
@@ -240,10 +240,10 @@ def _recorded_origin(folder: Path) -> str | None:
     """Return what ``activation_origin`` gave where the network was trained or exported."""
     origin: str | None = None
     if (folder / "config.json").is_file():
-        ours = read_json(folder / "config.json").get("polyvision", {})
+        ours = _read_json(folder / "config.json").get("polyvision", {})
         origin = ours.get("activation", {}).get("registered_by")
     elif (folder / "environment.json").is_file():
-        origin = read_json(folder / "environment.json").get("activation_registered_by")
+        origin = _read_json(folder / "environment.json").get("activation_registered_by")
     return origin
 
 
@@ -265,12 +265,7 @@ def load_strictly(model: nn.Module, tensors: Mapping[str, Tensor], source: str) 
     model.load_state_dict(dict(tensors))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        PolyvisionError: the file cannot be read or holds none.
-    """
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -295,4 +290,4 @@ def _metrics(path: Path, step: int) -> dict[str, float]:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    return dict(read_json(path).get("settings", {})) if path.is_file() else {}
+    return dict(_read_json(path).get("settings", {})) if path.is_file() else {}

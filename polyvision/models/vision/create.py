@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 from polyvision.errors import PolyvisionError, unknown
+from polyvision.models.swap.new_activation import check_activation
 from polyvision.models.swap.replace import OnLeftover, swap_activations
-from polyvision.models.swap.replacement import check_activation
 from polyvision.models.swap.report import SwapReport
 from polyvision.models.trace.inputs import image_inputs
 from polyvision.models.weights.load import Loaded, load_pretrained

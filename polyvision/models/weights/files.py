@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 import warnings
 import zipfile
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 
 from polyvision.errors import PolyvisionError
 
-__all__ = ["file_digest", "read_tensor_file"]
+__all__ = ["file_digest", "read_checkpoint", "read_tensor_file"]
 
 _UNSUPPORTED = re.compile(r"Unsupported (?:global: GLOBAL|class) ([\w.]+)")
 
@@ -50,6 +51,40 @@ def read_tensor_file(path: str | Path, *, what: str = "weights", sha256: str | N
     except Exception as error:  # of zip, pickle, safetensors or the file system
         reason = _explanation(path, error) or " ".join(str(error).split()) or type(error).__name__
         raise PolyvisionError(f"{path} cannot be read as {what}: {reason}") from error
+
+
+def read_checkpoint(path: Path, *, what: str = "weights") -> tuple[Path, dict[str, Any]]:
+    """Read a checkpoint of a run; where its ``last.ckpt`` is damaged, the one before, and say so.
+
+    Args:
+        path: the file.
+        what: what it should be, for the message.
+
+    Returns:
+        The file that was read, and its content.
+
+    Raises:
+        PolyvisionError: it cannot be read, and neither can ``previous.ckpt`` in its place.
+    """
+    previous = path.with_name("previous.ckpt")
+    try:
+        return path, _run_state(path, what)
+    except PolyvisionError as error:
+        if path.name != "last.ckpt" or not previous.is_file():
+            raise
+        try:
+            state = _run_state(previous, what)
+        except PolyvisionError as second:
+            raise PolyvisionError(f"{error}\n{second}") from second
+        print(f"warning: {error}: going on from {previous}", file=sys.stderr, flush=True)
+        return previous, state
+
+
+def _run_state(path: Path, what: str) -> dict[str, Any]:
+    state = read_tensor_file(path, what=what)
+    if not isinstance(state, dict) or not {"state_dict", "global_step"} <= set(state):
+        raise PolyvisionError(f"{path} is not the checkpoint of a run")
+    return state
 
 
 def file_digest(path: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from polyvision.activations import activation_modules, create_activation
-from polyvision.activations.coefficients import FUNCTION_KEY
+from polyvision.activations.base.coefficients import FUNCTION_KEY
 from polyvision.errors import PolyvisionError, some
 from polyvision.models.weights.files import read_tensor_file
 
-__all__ = ["Loaded", "function_name", "load_pretrained", "load_tensors", "read_weights"]
+__all__ = ["Loaded", "function_name", "load_pretrained", "read_weights"]
 
 # Names that torch.compile, FSDP and activation checkpointing put between those of modules.
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
@@ -78,6 +77,7 @@ def load_pretrained(
     weights: Mapping[str, Tensor] | str | Path,
     *,
     head: str | Sequence[str] = (),
+    function: str | None = None,
 ) -> Loaded:
     """Load ``weights`` strictly, but for the tensors of the activations that were put in.
 
@@ -93,6 +93,8 @@ def load_pretrained(
             is enough.
         head: names of the modules that classify. Where one of their tensors has another shape in
             the weights, all of that module stay as they are: the number of classes differs.
+        function: ``function_name`` of the activation that coefficients were trained with, where
+            the weights do not name it.
 
     Raises:
         PolyvisionError: the file cannot be read, a tensor of the network is missing, one is left
@@ -108,32 +110,11 @@ def load_pretrained(
         2 tensors loaded, 2 new (of activations: 1.weight, 1.bias)
     """
     if isinstance(weights, str | Path):
-        return load_tensors(
-            model, read_weights(weights), head=head, function=_described(Path(weights))
-        )
-    return load_tensors(model, weights, head=head)
-
-
-def load_tensors(
-    model: nn.Module,
-    weights: Mapping[str, Tensor],
-    *,
-    head: str | Sequence[str] = (),
-    function: str | None = None,
-) -> Loaded:
-    """Do what ``load_pretrained`` does, with tensors whose activation may be known.
-
-    Args:
-        model: the network.
-        weights: its tensors.
-        head: as for ``load_pretrained``.
-        function: ``function_name`` of the activation that they were trained with.
-
-    Raises:
-        PolyvisionError: the weights do not fit.
-    """
-    names = {_plain(name): name for name in model.state_dict()}  # plain -> of the network
-    own: dict[str, Tensor] = dict(zip(names, model.state_dict().values(), strict=True))
+        function = function or _described(Path(weights))
+        weights = read_weights(weights)
+    state = model.state_dict(keep_vars=True)
+    names = {_plain(name): name for name in state}  # plain -> of the network
+    own = {_plain(name): value for name, value in state.items()}
     given, trained, prefix = _aligned(weights, own)
     put_in = {id(module) for module in activation_modules(model).values()}
     activations = {
@@ -151,26 +132,10 @@ def load_tensors(
             f"weights were trained with, or leave these tensors out of the weights to start with "
             f"new coefficients. Nothing was loaded."
         )
-    tied = {_plain(a): {_plain(b) for b in group} for a, group in _tied(model).items()}
     replaced = _other_heads(own, given, (head,) if isinstance(head, str) else head)
     free = new | replaced
-    problems = [
-        f"missing: {n}"
-        for n in own
-        if n not in given and n not in free and tied.get(n, set()).isdisjoint(given)
-    ]
-    problems += [f"left over: {n}" for n in given if n not in own and n not in dropped | replaced]
-    problems += [
-        f"{n}: the network has {tuple(own[n].shape)}, the weights {tuple(given[n].shape)}"
-        for n in own
-        if n in given and n not in free and own[n].shape != given[n].shape
-    ]
-    problems += [
-        f"{a} and {b} are one tensor in the network, and differ in the weights"
-        for a, group in tied.items()
-        for b in group
-        if a < b and a in given and b in given and not _equal(given[a], given[b])
-    ]
+    fitting = {n: value for n, value in given.items() if n not in dropped | replaced}
+    problems = _misfits(own, fitting, free)
     if problems:
         shown = "; ".join(problems[:8])
         more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
@@ -178,7 +143,6 @@ def load_tensors(
             f"the weights do not fit {type(model).__name__}: {shown}{more}. Nothing was loaded."
             f"{_SAVE_PRETRAINED if hasattr(model, 'save_pretrained') else ''}"
         )
-    fitting = {n: value for n, value in given.items() if n not in dropped | replaced}
     model.load_state_dict({names[n]: value for n, value in fitting.items()}, strict=False)
     functions = {function_name(activations[place]) or "" for place in assumed}
     return Loaded(
@@ -190,6 +154,32 @@ def load_tensors(
         assumed=sum(n.startswith(tuple(f"{p}." for p in assumed)) for n in fitting),
         function=" and ".join(sorted(functions)),
     )
+
+
+def _misfits(own: Mapping[str, Tensor], given: Mapping[str, Tensor], free: set[str]) -> list[str]:
+    """Say where the weights are not those of the network, but for the names in ``free``."""
+    tied: dict[int, list[str]] = {}  # by tensor: all its names
+    for name, tensor in own.items():
+        tied.setdefault(id(tensor), []).append(name)
+    problems = [
+        f"missing: {n}"
+        for n, tensor in own.items()
+        if n not in free and given.keys().isdisjoint(tied[id(tensor)])
+    ]
+    problems += [f"left over: {n}" for n in given if n not in own]
+    problems += [
+        f"{n}: the network has {tuple(own[n].shape)}, the weights {tuple(given[n].shape)}"
+        for n in own
+        if n in given and n not in free and own[n].shape != given[n].shape
+    ]
+    for group in tied.values():
+        first, *others = [n for n in group if n in given] or [""]
+        problems += [
+            f"{first} and {n} are one tensor in the network, and differ in the weights"
+            for n in others
+            if not _equal(given[first], given[n])
+        ]
+    return problems
 
 
 def function_name(module: nn.Module) -> str | None:
@@ -285,17 +275,6 @@ def _difference(
         for shapes in (old, new)
     )
     return f"has {then} in the weights and {now} in the network"
-
-
-def _tied(model: nn.Module) -> dict[str, list[str]]:
-    """Map each name of a tensor that has several to all of them."""
-    groups: dict[int, list[str]] = {}
-    named = itertools.chain(
-        model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
-    )
-    for name, tensor in named:
-        groups.setdefault(id(tensor), []).append(name)
-    return {name: group for group in groups.values() if len(group) > 1 for name in group}
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

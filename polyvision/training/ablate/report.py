@@ -9,17 +9,11 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from polyvision.analysis.compare.command import (
-    compare,
-    data_name,
-    settings_line,
-    tables,
-    write_report,
-)
+from polyvision.analysis.compare.command import compare, data_name, settings_line, tables
 from polyvision.analysis.compare.pairing import TRAIN_LOSS
 from polyvision.analysis.compare.reading import Run
 from polyvision.analysis.compare.report import Comparison, difference_words, spread
-from polyvision.analysis.document import Section, png
+from polyvision.analysis.document import Section, png, write_report
 from polyvision.errors import PolyvisionError
 from polyvision.training.ablate.plan import Planned
 from polyvision.training.ablate.studies import Study

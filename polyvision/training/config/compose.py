@@ -53,7 +53,6 @@ _CONFIGS: dict[Any, type[schema.Config]] = {
     "language": schema.LanguageConfig,
 }
 _USUAL_ACT = "polynorm"  # of both scripts
-_OWN_ACTIVATION = " One of your own is known once the module that registers it has been imported."
 
 
 def register_groups(activations: Iterable[str] | None = None) -> None:
@@ -100,6 +99,7 @@ def compose(task: Task, overrides: list[str]) -> list[Any]:
     Raises:
         PolyvisionError: one text with a line for each problem of any of the combinations.
     """
+    _load_plugins(overrides)
     problems: list[str] = []
     with _hydra():
         found = _composed(task, overrides, problems)
@@ -114,6 +114,7 @@ def check_keys(task: Task, overrides: list[str]) -> None:
     Raises:
         PolyvisionError: one text with a line for each key or choice that does not exist.
     """
+    _load_plugins(overrides)
     problems: list[str] = []
     with _hydra():
         _composed(task, overrides, problems)
@@ -127,6 +128,7 @@ def help_text(task: Task, overrides: list[str]) -> str:
 
     Hydra's own text takes as long as composing ten configurations: it lists each group anew.
     """
+    _load_plugins(overrides)
     parsed = parse(overrides)
     _register_asked(parsed)
     opened = [for_hydra(override, choices(override)[0]) for override in parsed]
@@ -140,6 +142,13 @@ def help_text(task: Task, overrides: list[str]) -> str:
         f"{header}\n== Configuration groups ==\nChoose with group=name\n\n{groups}\n\n"
         f"== Config ==\nChange with key=value\n\n{OmegaConf.to_yaml(node)}\n{footer}"
     )
+
+
+def _load_plugins(overrides: list[str]) -> None:
+    if any(text.startswith("plugins=") for text in overrides):  # torch comes with them
+        from polyvision.activations.plugins import load_plugins, plugins_of
+
+        load_plugins(plugins_of(overrides))
 
 
 @contextmanager
@@ -310,10 +319,14 @@ def _activation(
     except PolyvisionError as error:
         problems.append(str(error))
         return None
-    if task == "vision" and info.kind == "gated":
-        valid = ", ".join(n for n in activation_names() if activation_info(n).kind != "gated")
+    needs = {
+        "gated": "is gated: it takes two inputs",
+        "mixture": "is a mixture: it takes the token too",
+    }
+    if task == "vision" and info.kind in needs:
+        valid = ", ".join(n for n in activation_names() if activation_info(n).kind not in needs)
         problems.append(
-            f"act={name} is gated: it takes two inputs and fits only the feed-forward network "
+            f"act={name} {needs[info.kind]} and fits only the feed-forward network "
             f"of a language model. Choose act= one of: {valid}"
         )
     if given and not dataclasses.fields(info.options):
@@ -377,7 +390,11 @@ def _choice_exists(override: Override, problems: list[str]) -> bool:
     if not _is_group(group):
         return True
     wrong = [name for name in _values(override) if name not in _names(group)]
-    hint = _OWN_ACTIVATION if group == "act" else ""
+    hint = ""
+    if group == "act" and wrong:
+        from polyvision.activations.registry import own_activation
+
+        hint = own_activation()
     problems.extend(f"{unknown(group, name, _names(group))}{hint}" for name in wrong)
     return not wrong
 

@@ -30,6 +30,8 @@ __all__ = [
 # What validation takes from the weights, or has no use for.
 _NOT_BESIDE_VALIDATE = ("model", "act", "experiment", "finetune", "resume", "analysis", "dry_run")
 _OF_RECIPE = "recipe.batch_size"
+# A formula has parentheses and commas, which Hydra reads as its own unless they are in quotes.
+_FORMULA = re.compile(r"(act\.f=)(?!['\"])(.+)", re.DOTALL)
 
 
 def parse(overrides: Iterable[str]) -> list[Override]:
@@ -51,10 +53,15 @@ def readable(overrides: Iterable[str], problems: list[str]) -> list[Override]:
     parsed = []
     for text in overrides:
         try:
-            parsed.extend(parser.parse_overrides([text]))
+            parsed.extend(parser.parse_overrides([_FORMULA.sub(_in_quotes, text)]))
         except HydraException:
             problems.append(f"cannot read {text!r}: {_advice(text)}")
     return parsed
+
+
+def _in_quotes(formula: re.Match[str]) -> str:
+    text = formula[2].replace("\\", "\\\\").replace('"', '\\"')
+    return f'{formula[1]}"{text}"'
 
 
 def _advice(text: str) -> str:

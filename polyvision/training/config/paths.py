@@ -34,6 +34,7 @@ def from_folder(config: AnyConfig, folder: Path) -> AnyConfig:
         finetune=_path(config.finetune, folder),
         validate=_path(config.validate, folder),
         validate_output=_path(config.validate_output, folder),
+        plugins=[str(_name_or_path(plugin, folder)) for plugin in config.plugins],
     )
 
 

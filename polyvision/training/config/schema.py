@@ -8,6 +8,8 @@ added needs a default that means what runs did before.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import re
 from collections.abc import Collection
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -367,8 +369,19 @@ class ActivationConfig:
         from polyvision.activations import activation_info  # torch, which --help does without
 
         defaults = dataclasses.asdict(activation_info(self.name).options())
-        changed = [f"{k}{v}" for k, v in self.options.items() if v != defaults[k]]
+        changed = [f"{k}{_in_a_name(v)}" for k, v in self.options.items() if v != defaults[k]]
         return "-".join([self.name, *changed])
+
+
+def _in_a_name(value: Any) -> str:
+    """Write a value so that it fits into the name of a folder, short and unlike any other."""
+    if isinstance(value, dict):
+        return ",".join(f"{key}{_in_a_name(v)}" for key, v in value.items())
+    text = str(value)
+    if not isinstance(value, str) or re.fullmatch(r"[\w.+-]{1,40}", text, re.ASCII):
+        return text
+    words = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_")[:32]
+    return f"_{words}_{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -392,6 +405,8 @@ class Config:
     """Folder of all runs; a run goes to `<run_root>/<task>/<data>/<model>/<act>/seed<seed>`."""
     resume: str | None = None
     """Go on with a stopped run: `auto`, a run folder, or a checkpoint; null: a new run."""
+    plugins: list[str] = dataclasses.field(default_factory=list)
+    """Modules and files (`[my_module, path/to/mine.py]`) that register activations of your own."""
     finetune: str | None = None
     """Start from these weights: a run folder, checkpoint, export or file of weights."""
     validate: str | None = None

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from polyvision.errors import PolyvisionError
 from polyvision.training.loading.order import Key, Order
 from polyvision.training.loading.seeding import seed_all
-from polyvision.training.loading.workers import Collate, data_loader, whole
+from polyvision.training.loading.workers import Collate, data_loader, reraise_worker_error
 
 __all__ = [
     "Fingerprinted",
@@ -178,6 +178,9 @@ class TrainLoader:
             self._position += 1
             self._next = self._place(self._epoch, self._position)
             yield batch
+            # A run is saved here and not in a hook of Lightning's: its last hook of a step comes
+            # before the step counts as completed and before the validation that may follow it. A
+            # checkpoint written there would count one batch less and leave that validation out.
             if self._position % self._order.accumulate == 0:
                 self.between()
 
@@ -188,7 +191,9 @@ class TrainLoader:
     def batch_at(self, position: int) -> Any:
         """Make a batch of the current epoch again, in this process."""
         batches = self._order.after(self._epoch, position)
-        return whole(next(iter(data_loader(self._items(), 0, self.collate, batch_sampler=batches))))
+        return reraise_worker_error(
+            next(iter(data_loader(self._items(), 0, self.collate, batch_sampler=batches)))
+        )
 
     def _place(self, epoch: int, position: int) -> tuple[int, int]:
         return (epoch + 1, 0) if position == len(self) else (epoch, position)
@@ -214,7 +219,7 @@ class TrainLoader:
         start = time.perf_counter()
         batch = next(self._stream)
         self.waited += time.perf_counter() - start
-        return whole(batch)
+        return reraise_worker_error(batch)
 
     def _places(self, then: str | None) -> str:
         if not then or not self.place:
@@ -294,7 +299,7 @@ class ValLoader:
 
     def __iter__(self) -> Iterator[Any]:
         assert self._loader is not None, "closed"
-        yield from map(whole, self._loader)
+        yield from map(reraise_worker_error, self._loader)
 
     def close(self) -> None:
         """End the worker processes."""

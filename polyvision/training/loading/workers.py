@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 from polyvision.errors import PolyvisionError
 from polyvision.training.signals import ENDING
 
-__all__ = ["Collate", "data_loader", "whole", "worker_count"]
+__all__ = ["Collate", "data_loader", "reraise_worker_error", "worker_count"]
 
 Collate = Callable[[list[Any]], Any]
 
@@ -72,7 +72,7 @@ def _leave_signals(_: int) -> None:
 def data_loader(
     samples: Dataset[Any], workers: int, collate: Collate | None, **how: Any
 ) -> DataLoader[Any]:
-    """Return torch's loader of ``samples``; pass each batch through ``whole``."""
+    """Return torch's loader of ``samples``; pass each batch through ``reraise_worker_error``."""
     return DataLoader(
         _Samples(samples),
         num_workers=workers,
@@ -84,7 +84,7 @@ def data_loader(
     )
 
 
-def whole(batch: Any) -> Any:
+def reraise_worker_error(batch: Any) -> Any:
     """Return the batch.
 
     Raises:

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
@@ -21,6 +20,8 @@ __all__ = ["ActivationMonitor"]
 # Histograms and curves are drawn from at most this many values of a site.
 _SAMPLE = 16384
 _BINS = 60
+# Of longer parameters, such as a gain for each feature, mean, minimum and maximum are logged.
+_SHOWN = 64
 
 
 class ActivationMonitor(Callback):
@@ -107,7 +108,8 @@ class ActivationMonitor(Callback):
             for name, rows in seen.items():
                 values = rows[rows.isfinite()]
                 if values.numel():
-                    _add_histogram(writer, f"act/{name}/{what}", values, step)
+                    # TensorBoard shows 30 equal bins of whatever it is given.
+                    writer.add_histogram(f"act/{name}/{what}", values, step, bins=_BINS)
         if self._validations & (self._validations - 1) == 0 or step >= self.total_steps:
             figures = activation_curves(_sites(pl_module), self._initial, self._inputs)
             for number, figure in enumerate(figures, start=1):
@@ -122,6 +124,10 @@ class ActivationMonitor(Callback):
                 value = parameter.detach()
                 if value.ndim == 2 and getattr(module, "groups", None):
                     value = value.mean(0)  # over the experts
+                if value.numel() > _SHOWN:
+                    for what in ("mean", "min", "max"):
+                        values[f"act/{name}/{key}_{what}"] = getattr(value.float(), what)().item()
+                    continue
                 flat = value.flatten().tolist()
                 single = key == "bias" and len(flat) == 1
                 for i, value in enumerate(flat, start=1):
@@ -133,30 +139,6 @@ class ActivationMonitor(Callback):
         if values and trainer.is_global_zero:
             for logger in trainer.loggers:
                 logger.log_metrics(values, trainer.global_step)
-
-
-def _add_histogram(writer: Any, tag: str, values: Tensor, step: int) -> None:
-    """Count in equal bins; ``add_histogram`` sorts into 774 of growing width, which takes longer.
-
-    TensorBoard shows 30 equal bins of whatever it is given.
-    """
-    low, high = float(values.min()), float(values.max())
-    if high <= low:
-        low, high = low - 0.5, low + 0.5
-    counts = torch.histc(values, _BINS, low, high)
-    width = (high - low) / _BINS
-    wide = values.double()
-    writer.add_histogram_raw(
-        tag,
-        min=low,
-        max=high,
-        num=values.numel(),
-        sum=float(wide.sum()),
-        sum_squares=float(wide.square().sum()),
-        bucket_limits=[low + width * i for i in range(1, _BINS + 1)],
-        bucket_counts=counts.tolist(),
-        global_step=step,
-    )
 
 
 def _sites(pl_module: LightningModule) -> dict[str, nn.Module]:

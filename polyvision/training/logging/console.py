@@ -9,6 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from polyvision.output import duration
 from polyvision.training.loop.steps import FinishedStep, StepListener
 from polyvision.training.loop.throughput import Throughput
 
@@ -16,6 +17,7 @@ __all__ = ["Console", "tensorboard"]
 
 # Without a bar, a line comes at least this often.
 _QUIET_SECONDS = 60.0
+_BAR_SECONDS = 0.1
 
 
 def tensorboard(trainer: Trainer) -> Any:
@@ -38,7 +40,7 @@ class Console(TQDMProgressBar, StepListener):
         self.throughput = throughput
         self.metrics = metrics
         self._interactive = interactive
-        self._start, self._first_step, self._printed = 0.0, 0, 0.0
+        self._start, self._first_step, self._printed, self._drawn = 0.0, 0, 0.0, 0.0
 
     @property
     def is_disabled(self) -> bool:
@@ -49,8 +51,18 @@ class Console(TQDMProgressBar, StepListener):
         """Add the rates to what the bar shows."""
         shown: dict[str, Any] = super().get_metrics(trainer, pl_module)
         shown.pop("v_num", None)
+        if (loss := trainer.callback_metrics.get("train/loss")) is not None:
+            shown["train/loss"] = f"{loss:.4f}"
         line = self.throughput.line()
         return {**shown, "speed": line} if line else shown
+
+    def _should_update(self, current: int, total: int) -> bool:
+        """Draw the bar ten times a second at most: to draw it takes longer than a short step."""
+        due = time.monotonic() - self._drawn >= _BAR_SECONDS or current == total
+        if self.is_disabled or not due:
+            return False
+        self._drawn = time.monotonic()
+        return True
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock."""
@@ -83,8 +95,8 @@ class Console(TQDMProgressBar, StepListener):
             f"step {step}/{total}",
             *(f"{m} {values[m]:.4f}" for m in metrics if m in values),
             self.throughput.line(),
-            f"elapsed {_clock(time.monotonic() - self._start)}",
-            f"left {_clock(self.throughput.left(step))}",
+            f"elapsed {duration(time.monotonic() - self._start)}",
+            f"left {duration(self.throughput.left(step))}",
         ]
         self.print("  ".join(part for part in parts if part))
 
@@ -94,9 +106,3 @@ class Console(TQDMProgressBar, StepListener):
             print(*args, flush=True)
         else:
             super().print(*args, **kwargs)
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -6,10 +6,13 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from polyvision.output import count, duration, plural
 from polyvision.training.config.overrides import given_keys
 from polyvision.training.run.folder import Run
 
-__all__ = ["count", "format_summary", "format_table", "size"]
+__all__ = ["format_summary", "format_table"]
+
+_UNITS = ("tokens", "samples")  # of a rate: the first one that the task has
 
 
 def format_table(title: str, rows: Iterable[tuple[str, str]]) -> str:
@@ -18,23 +21,6 @@ def format_table(title: str, rows: Iterable[tuple[str, str]]) -> str:
     width = max(len(label) for label, _ in rows)
     lines = [f"  {label:<{width}}  {text}" for label, text in rows]
     return "\n".join([title, *lines])
-
-
-def count(number: float) -> str:
-    """Shorten a large number: 23.5M."""
-    for limit, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= limit:
-            return f"{number / limit:.3g}{unit}"
-    return f"{number:.3g}"
-
-
-def size(number: float) -> str:
-    """Bytes in binary units: 89.9 MiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(number) < 1024 or unit == "GiB":
-            break
-        number /= 1024
-    return f"{number:.1f} {unit}"
 
 
 def format_summary(run: Run, summary: Mapping[str, Any], overrides: Sequence[str]) -> str:
@@ -56,11 +42,12 @@ def format_summary(run: Run, summary: Mapping[str, Any], overrides: Sequence[str
     command = shlex.join(["python", script, *kept, f"act={_rival(settings)}"])
     shown = "  ".join(f"{k} {v:.4f}" for k, v in summary["shown"].items())
     best = "none" if summary["best"] is None else f"{summary['best']:.4f}"
-    rate = "" if summary["samples_per_s"] is None else f", {summary['samples_per_s']:g} samples/s"
+    speed = summary.get("speed") or {}
+    rates = (f", {count(speed[f'{u}_per_s'])} {u}/s" for u in _UNITS if f"{u}_per_s" in speed)
     rows = [
         (f"best {summary['monitor']}", best),
         ("last", shown),
-        ("time", f"{summary['seconds']:g} s{rate}"),
+        ("time", duration(summary["seconds"]) + next(rates, "")),
         ("checkpoints", f"{run.best} (best weights), {run.last} (to go on)"),
         ("tensorboard", f"tensorboard --logdir {group}"),
         ("compare", f"{command}; polyvision compare {group}"),
@@ -70,7 +57,7 @@ def format_summary(run: Run, summary: Mapping[str, Any], overrides: Sequence[str
     skipped = summary["unreadable"]
     if skipped:
         names = ", ".join(skipped[:3]) + (", ..." if skipped[3:] else "")
-        rows.insert(-4, ("NOT read", f"{len(skipped)} training files: {names}"))
+        rows.insert(-4, ("NOT read", f"{plural(len(skipped), 'training file')}: {names}"))
     return format_table("Summary", rows)
 
 

@@ -4,6 +4,9 @@ Everything that names or describes a run is written when it starts, so that a ki
 the hparams tab takes the metrics from the scalars themselves. Only how the run ended comes at the
 end. TensorBoard keeps the first end it reads, so that one has a file of its own, which a resume
 drops.
+
+TensorBoard sorts groups of tags by name and opens the first two. So some groups have another name
+there than in metrics.jsonl, and what opens is ``train`` and ``val``; coefficients come last.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboard.plugins.hparams import metadata
@@ -22,9 +26,19 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, Sessi
 from torch.utils.tensorboard.summary import hparams
 from torch.utils.tensorboard.writer import SummaryWriter
 
-__all__ = ["Board", "overlay_layout", "run_card"]
+__all__ = ["Board", "TagWriter", "overlay_layout", "run_card", "tag_in_tensorboard"]
 
 _END_SUFFIX = ".end"
+
+# Group of tags in metrics.jsonl -> its name in TensorBoard, after "val" and "val_ema". Event files
+# of earlier versions have the names on the left.
+_GROUPS = {
+    "analysis": "x_analysis",
+    "optim": "x_optim",
+    "perf": "x_perf",
+    "router": "x_router",
+    "act": "z_act",
+}
 
 # Charts that every run has, whatever its task: title -> tag.
 _SHARED = {
@@ -33,6 +47,28 @@ _SHARED = {
     "learning rate": "optim/lr",
     "samples per second": "perf/samples_per_s",
 }
+
+
+def tag_in_tensorboard(tag: str) -> str:
+    """Return the name that a tag of metrics.jsonl has in TensorBoard: ``act/x`` is ``z_act/x``."""
+    group, slash, rest = tag.partition("/")
+    return _GROUPS.get(group, group) + slash + rest
+
+
+class TagWriter(SummaryWriter):
+    """Writes scalars, images, figures and histograms under their names in TensorBoard."""
+
+    def add_scalar(self, tag: str, *args: Any, **kwargs: Any) -> None:
+        """Write a number."""
+        super().add_scalar(tag_in_tensorboard(tag), *args, **kwargs)
+
+    def add_image(self, tag: str, *args: Any, **kwargs: Any) -> None:
+        """Write an image; ``add_figure`` ends here too."""
+        super().add_image(tag_in_tensorboard(tag), *args, **kwargs)
+
+    def add_histogram(self, tag: str, *args: Any, **kwargs: Any) -> None:
+        """Write the distribution of values."""
+        super().add_histogram(tag_in_tensorboard(tag), *args, **kwargs)
 
 
 class Board(TensorBoardLogger):
@@ -53,6 +89,14 @@ class Board(TensorBoardLogger):
         )
         self.folder = folder
 
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> SummaryWriter:
+        """The writer of the first rank; the others have one that does nothing."""
+        if self._experiment is None:
+            self._experiment = TagWriter(str(self.folder), **self._kwargs)
+        return self._experiment
+
     def save(self) -> None:
         """Flush; Lightning's own copy of the settings is not written: config.yaml has them."""
         self.experiment.flush()
@@ -71,7 +115,8 @@ class Board(TensorBoardLogger):
         for end in self.folder.glob(f"events.out.tfevents*{_END_SUFFIX}"):
             end.unlink()
         experiment, start, _ = hparams(  # type: ignore[no-untyped-call]
-            {name: _utf8(value) for name, value in settings.items()}, dict.fromkeys(metrics, 0.0)
+            {name: _utf8(value) for name, value in settings.items()},
+            dict.fromkeys(map(tag_in_tensorboard, metrics), 0.0),
         )
         writer = self.experiment
         for summary in (experiment, start):
@@ -115,9 +160,15 @@ def overlay_layout(
     """
     tags = _SHARED | {tag: tag for tag in shown}
     return {
-        "training": {title: ["Multiline", [f"{re.escape(t)}$"]] for title, t in tags.items()},
-        "coefficients": {name: ["Multiline", [rf"act/.*/{name}$"]] for name in coefficients},
+        "training": {title: _chart(re.escape(tag)) for title, tag in tags.items()},
+        "coefficients": {name: _chart(f"act/.*/{name}") for name in coefficients},
     }
+
+
+def _chart(pattern: str) -> list[Any]:
+    """Return a chart of the tags of a pattern, also as earlier versions named their groups."""
+    shown = tag_in_tensorboard(pattern)
+    return ["Multiline", [f"({shown}|{pattern})$" if shown != pattern else f"{pattern}$"]]
 
 
 def run_card(environment: Mapping[str, Any], plan: Iterable[tuple[str, str]]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor, nn
 
+from polyvision.activations import activation_modules
 from polyvision.errors import PolyvisionError, some
 from polyvision.training.config.schema import RecipeConfig
 from polyvision.training.loading.loader import TrainLoader
@@ -78,6 +79,7 @@ class TaskModule(LightningModule):
         self._stepped = False
         self._optimizer_values: dict[str, float] = {}
         self._listeners: list[StepListener] = []
+        self._scheduled: list[Any] = []
         self._sets = ("", *named_val)
         self._totals: list[dict[str, Tensor]] = []
         decay = recipe.ema_decay
@@ -126,8 +128,13 @@ class TaskModule(LightningModule):
         return optimizer
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Set learning rate and random seeds from the place in the run, which a resume restores."""
+        """Set what changes in a run from the place in it, which a resume restores.
+
+        That is the learning rate, the random seeds, and activations with a schedule of their own.
+        """
         self._schedule.step_update(self.global_step)
+        for activation in self._scheduled:
+            activation.set_progress(self.global_step / self.total_steps)
         self._seed(batch_idx)
 
     def _seed(self, batch_idx: int) -> None:
@@ -174,11 +181,14 @@ class TaskModule(LightningModule):
             for logger in self.trainer.loggers:
                 logger.log_metrics(row, done.step)
                 logger.save()
-        for name, value in row.items():  # for the console and the summary
-            self.log(name, value, logger=False, prog_bar=name == "train/loss")
+        # For the console and the summary; ``self.log`` would take longer than all the rest.
+        shown: Any = self.trainer.callback_metrics
+        shown.update(row)
 
     def on_fit_start(self) -> None:
-        """Find the listeners, and bring the average to the device of the weights."""
+        """Find listeners and scheduled activations; bring the average to the weights' device."""
+        activations: Iterable[Any] = activation_modules(self.model).values()
+        self._scheduled = [a for a in activations if hasattr(a, "set_progress")]
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         self._listeners = [c for c in callbacks if isinstance(c, StepListener)]
         if self.average:
@@ -212,16 +222,18 @@ class TaskModule(LightningModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip by the global norm, and stop the run before a non-finite step is taken."""
-        gradients = [p.grad for p in self.parameters() if p.grad is not None]
-        norm = nn.utils.get_total_norm(gradients)
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         scaler = self._scaler()
-        if not torch.isfinite(norm + self._loss):
+        finite = bool(torch.isfinite(norm + self._loss))
+        if not finite:
             self._refuse(norm, scaler)  # before clipping makes all gradients nan
         elif self.recipe.clip_grad:
-            nn.utils.clip_grads_with_norm_(self.parameters(), self.recipe.clip_grad, norm)
+            nn.utils.clip_grads_with_norm_(parameters, self.recipe.clip_grad, norm)
         if self._due(self.global_step + 1):
-            rates = [group["lr"] for group in optimizer.param_groups]
-            self._optimizer_values = {"optim/grad_norm": norm.item(), "optim/lr": max(rates)}
+            self._optimizer_values = {"optim/lr": max(g["lr"] for g in optimizer.param_groups)}
+            if finite:  # else the scaler skips the step
+                self._optimizer_values["optim/grad_norm"] = norm.item()
             if scaler is not None:
                 self._optimizer_values["optim/loss_scale"] = scaler.get_scale()
 
@@ -320,7 +332,8 @@ class TaskModule(LightningModule):
         self.log("step", float(self.global_step))
         if self.finished is not None:  # of the step that is validated, whether it was due or not
             metrics = self.training_metrics(self.finished.totals(self.trainer), self.finished.step)
-            self.log("train/loss", metrics["train/loss"], logger=False)
+            shown: Any = self.trainer.callback_metrics
+            shown["train/loss"] = metrics["train/loss"]
 
     def _log_set(self, name: str, totals: dict[str, float]) -> None:
         own = {k: v for k, v in totals.items() if not k.startswith("ema ")}

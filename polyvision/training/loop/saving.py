@@ -86,8 +86,7 @@ class Checkpoints(Callback):
     def between_steps(self, trainer: Trainer) -> None:
         """Save at every n-th optimizer step, once; one later if that is the last of an epoch.
 
-        Lightning writes the metrics of a step after its last hook, ``on_train_batch_end``. A run
-        that is killed in between and goes on from that step would never write them.
+        The loader calls it, and says why; no hook of Lightning's does.
 
         Raises:
             Stopped: a signal asked for it; the step is saved.

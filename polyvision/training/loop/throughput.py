@@ -14,6 +14,7 @@ import torch
 from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch import LightningModule, Trainer
 
+from polyvision.output import count
 from polyvision.training.loop.steps import FinishedStep, StepListener
 
 __all__ = ["Throughput"]
@@ -140,7 +141,7 @@ class Throughput(StepListener):
         unit = "samples" if self.tokens_per_sample is None else "tokens"
         memory = last.get("perf/peak_memory_gib")
         return (
-            f"{last[f'perf/{unit}_per_s']:,.4g} {unit}/s  "
+            f"{count(last[f'perf/{unit}_per_s'])} {unit}/s  "
             f"data wait {last['perf/data_wait']:.0%}"
             + ("" if memory is None else f"  memory {memory:.2f} GiB")
         )

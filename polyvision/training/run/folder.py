@@ -51,6 +51,7 @@ _FREE_KEYS = frozenset(
     {
         "resume",
         "dry_run",
+        "plugins",
         "run_root",
         "data.workers",
         "data.root",

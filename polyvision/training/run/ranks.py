@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import json
 import os
 import signal
@@ -21,6 +22,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch.distributed as dist
+
+# Its functions take the process group that exists at its import as their default, and DDP imports
+# it. Imported here, before there is a group, it keeps none alive after `leave_group`.
+import torch.distributed.nn.functional  # noqa: F401
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
@@ -29,7 +34,15 @@ from polyvision.errors import PolyvisionError
 from polyvision.training.run.folder import FOLDER_VARIABLE, write_json
 from polyvision.training.signals import describe_code
 
-__all__ = ["RankError", "Ranks", "Watch", "end_with_the_first", "leave_error", "watched"]
+__all__ = [
+    "RankError",
+    "Ranks",
+    "Watch",
+    "end_with_the_first",
+    "leave_error",
+    "leave_group",
+    "watched",
+]
 
 _POLL_SECONDS = 0.1
 # For the first rank to come out of what it is doing when another one has ended.
@@ -117,6 +130,16 @@ def end_with_the_first() -> None:
 
     if os.name == "posix":
         threading.Thread(target=follow, daemon=True).start()
+
+
+def leave_group() -> None:
+    """Destroy the process group of a finished run, so that gloo's threads end before the process.
+
+    One that still frees a tensor while the interpreter shuts down aborts the process.
+    """
+    if dist.is_available() and dist.is_initialized():
+        gc.collect()  # DDP holds the group, and reference cycles hold DDP
+        dist.destroy_process_group()
 
 
 class Watch:

@@ -12,8 +12,8 @@ from typing import Any
 
 from polyvision.errors import PolyvisionError
 from polyvision.models.trained.network import network_from_plain
+from polyvision.models.weights.files import read_checkpoint
 from polyvision.training.loading.loader import TrainLoader
-from polyvision.training.run.checkpoint import AtomicCheckpointIO
 from polyvision.training.run.folder import Run
 
 __all__ = ["Place", "check_files", "compare_data", "find_checkpoint"]
@@ -47,16 +47,10 @@ def find_checkpoint(plan: Run, accumulate: int) -> tuple[Run, Place]:
     if plan.checkpoint is None:
         return plan, Place()
     try:
-        state = _state(plan.checkpoint)
+        checkpoint, state = _state(plan.checkpoint)
     except PolyvisionError as error:
-        if plan.checkpoint != plan.last or not plan.previous.exists():
-            raise PolyvisionError(f"{error}. {_advice(plan)}") from error
-        plan = dataclasses.replace(plan, checkpoint=plan.previous)
-        try:
-            state = _state(plan.previous)
-        except PolyvisionError as second:
-            raise PolyvisionError(f"{error}\n{second}. {_advice(plan)}") from second
-        _say(f"warning: {error}: going on from {plan.previous}")
+        raise PolyvisionError(f"{error}. {_advice(plan)}") from error
+    plan = dataclasses.replace(plan, checkpoint=checkpoint)
     then = state.get("accumulate", accumulate)
     if then != accumulate:
         _say(
@@ -73,13 +67,11 @@ def _say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def _state(checkpoint: Path) -> dict[str, Any]:
-    state = AtomicCheckpointIO().load_checkpoint(checkpoint)
-    if not isinstance(state, dict) or "global_step" not in state:
-        raise PolyvisionError(f"{checkpoint} is not the checkpoint of a run")
+def _state(path: Path) -> tuple[Path, dict[str, Any]]:
+    checkpoint, state = read_checkpoint(path, what="a checkpoint")
     if not state.get("optimizer_states"):
         raise PolyvisionError(f"{checkpoint} holds weights only, which no run can go on from")
-    return state
+    return checkpoint, state
 
 
 def _advice(plan: Run) -> str:
@@ -114,7 +106,8 @@ def compare_data(checkpoint: Path, loader: TrainLoader) -> None:
     Raises:
         PolyvisionError: the data changed, or the checkpoint cannot be read.
     """
-    states = _state(checkpoint)["loops"]["fit_loop"]["state_dict"]["combined_loader"]
+    _, state = _state(checkpoint)
+    states = state["loops"]["fit_loop"]["state_dict"]["combined_loader"]
     for state in states:
         loader.load_state_dict(state)
 

@@ -14,7 +14,7 @@ from polyvision.activations import activation_info, activation_modules, create_a
 from polyvision.errors import PolyvisionError
 from polyvision.models.trained.network import LanguageNetwork, Network, VisionNetwork
 from polyvision.models.trained.saved import Saved, open_saved
-from polyvision.models.weights.load import function_name, load_pretrained, load_tensors
+from polyvision.models.weights.load import function_name, load_pretrained
 
 __all__ = ["start_from"]
 
@@ -54,7 +54,7 @@ def start_from(
         saved = open_saved(path)
         _same_network(path, saved, network, tokenizer)
         tensors, notes = _without_other_coefficients(saved, model, network)
-        load = partial(load_tensors, model, tensors, function=_function(network))
+        load = partial(load_pretrained, model, tensors, function=_function(network))
     head: Any = getattr(model, "pretrained_cfg", {}).get("classifier") or ()
     try:
         loaded = load(head=head)

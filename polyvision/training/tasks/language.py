@@ -20,6 +20,7 @@ from polyvision.models.language.shape import MoEShape, TransformerShape, Transfo
 from polyvision.models.language.transformer import Losses, Transformer
 from polyvision.models.trained.network import LanguageNetwork, network_to_plain
 from polyvision.models.weights.empty import empty
+from polyvision.output import count, plural
 from polyvision.training.config.schema import (
     ActivationConfig,
     LanguageConfig,
@@ -28,7 +29,6 @@ from polyvision.training.config.schema import (
 )
 from polyvision.training.logging.console import tensorboard
 from polyvision.training.logging.routing_monitor import RoutingMonitor, routing_sums
-from polyvision.training.logging.summary import count
 from polyvision.training.loop.module import TaskModule
 from polyvision.training.loop.steps import Sums
 from polyvision.training.tasks.finetune import start_from
@@ -233,15 +233,21 @@ def _window(wanted: int | None, model: int) -> int:
 
 def _plan(config: LanguageConfig, data: LanguageData, model: Transformer) -> list[tuple[str, str]]:
     shape = model.shape
-    gated = " (gated)" if activation_info(shape.activation).kind == "gated" else ""
+    info = activation_info(shape.activation)
+    gated = " (gated)" if info.kind == "gated" else ""
+    logits = getattr(info.factory, "mixing", 0)
+    mixing = f", each with {logits} x {shape.width} values more for its weights" if logits else ""
     return [
         (
             "model",
-            f"{config.model.name}: {shape.layers} layers of width {shape.width}, "
-            f"{shape.heads} heads, context {shape.context}",
+            f"{config.model.name}: {plural(shape.layers, 'layer')} of width {shape.width}, "
+            f"{plural(shape.heads, 'head')}, context {shape.context}",
         ),
         *([] if shape.moe is None else [("experts", _experts(model, shape.moe))]),
-        ("activation", f"{config.act.label}{gated} in {shape.layers} feed-forward networks"),
+        (
+            "activation",
+            f"{config.act.label}{gated} in {plural(shape.layers, 'feed-forward network')}{mixing}",
+        ),
         ("parameters", f"{model.num_parameters:,} ({count(model.num_parameters)})"),
         *data.plan.items(),
     ]

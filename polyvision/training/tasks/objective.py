@@ -1,61 +1,43 @@
-"""The training loss of images: mixed images and soft targets, softmax or binary cross-entropy."""
+"""The training loss of images: mixup and cutmix, softmax or binary cross-entropy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 import torch.nn.functional as F
 from timm.data import Mixup
-from timm.data.mixup import mixup_target
 from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 from torch import Tensor
 
 from polyvision.errors import PolyvisionError
 from polyvision.training.config.schema import VisionRecipeConfig
 
-__all__ = ["Mixing", "build_loss", "check_objective"]
+__all__ = ["build_loss", "build_mixup", "check_objective"]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-class Mixing:
-    """timm's mixup and cutmix, which also take a batch of odd size: its last image stays as it is.
+def build_mixup(recipe: VisionRecipeConfig, classes: int) -> Mixup | None:
+    """Return timm's mixup and cutmix of images (B, C, H, W), B even, and labels; None for neither.
 
-    What is drawn comes from NumPy's global generator, which is seeded for each batch.
+    It works in place and returns targets (B, classes). What is drawn comes from NumPy's global
+    generator, which is seeded for each batch.
 
     Sources: mixup, Zhang et al. 2017, https://arxiv.org/abs/1710.09412; cutmix, Yun et al. 2019,
     https://arxiv.org/abs/1905.04899.
-
-    Args:
-        recipe: the settings ``mix`` and ``label_smoothing``.
-        classes: number of classes.
     """
-
-    def __init__(self, recipe: VisionRecipeConfig, classes: int) -> None:
-        mix = recipe.mix
-        self.classes = classes
-        self.smoothing = recipe.label_smoothing
-        self._mix = Mixup(  # type: ignore[no-untyped-call]
-            mixup_alpha=mix.mixup,
-            cutmix_alpha=mix.cutmix,
-            prob=mix.prob,
-            switch_prob=mix.switch_prob,
-            mode=mix.mode,
-            label_smoothing=recipe.label_smoothing,
-            num_classes=classes,
-        )
-
-    def __call__(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mixed images (B, C, H, W) and targets (B, classes); the inputs stay unchanged."""
-        even = len(images) // 2 * 2
-        rest: Tensor = mixup_target(  # type: ignore[no-untyped-call]
-            labels[even:], self.classes, 1.0, self.smoothing
-        )
-        if not even:
-            return images, rest
-        mixed, targets = self._mix(images[:even].clone(), labels[:even])
-        return torch.cat([mixed, images[even:]]), torch.cat([targets, rest])
+    mix = recipe.mix
+    if not (mix.mixup or mix.cutmix):
+        return None
+    return Mixup(  # type: ignore[no-untyped-call]
+        mixup_alpha=mix.mixup,
+        cutmix_alpha=mix.cutmix,
+        prob=mix.prob,
+        switch_prob=mix.switch_prob,
+        mode=mix.mode,
+        label_smoothing=recipe.label_smoothing,
+        num_classes=classes,
+    )
 
 
 def build_loss(recipe: VisionRecipeConfig, *, mixed: bool) -> Loss:

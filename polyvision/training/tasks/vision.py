@@ -21,6 +21,7 @@ from polyvision.models.trained.network import VisionNetwork, network_to_plain
 from polyvision.models.vision.create import UnknownOption, VisionModel, create_vision_model
 from polyvision.models.vision.settings import ImagePreparation, TimmNetwork
 from polyvision.models.weights.empty import empty
+from polyvision.output import plural
 from polyvision.training.config.schema import (
     ImageDataConfig,
     VisionConfig,
@@ -31,7 +32,7 @@ from polyvision.training.loading.loader import MapDataset
 from polyvision.training.loop.module import TaskModule
 from polyvision.training.loop.steps import Sums
 from polyvision.training.tasks.finetune import start_from
-from polyvision.training.tasks.objective import Mixing, build_loss, check_objective
+from polyvision.training.tasks.objective import build_loss, build_mixup, check_objective
 from polyvision.training.tasks.task import Task
 from polyvision.typed import values_of
 
@@ -62,9 +63,8 @@ class VisionModule(TaskModule):
     ) -> None:
         super().__init__(model, recipe, **keywords)
         self.skipped = skipped
-        mixed = bool(recipe.mix.mixup or recipe.mix.cutmix)
-        self.mixing = Mixing(recipe, classes) if mixed else None
-        self.training_loss = build_loss(recipe, mixed=mixed)
+        self.mixup = build_mixup(recipe, classes)
+        self.training_loss = build_loss(recipe, mixed=self.mixup is not None)
 
     def _logits(self, images: Tensor) -> Tensor:
         logits: Tensor = self.model(images.to(memory_format=torch.channels_last))
@@ -77,8 +77,10 @@ class VisionModule(TaskModule):
             PolyvisionError: unreadable images left it with one, and the network needs more.
         """
         images, targets = batch
-        if self.mixing is not None:
-            images, targets = self.mixing(images, targets)
+        if self.mixup is not None:
+            if len(images) % 2:  # it mixes pairs: the last image comes twice
+                images, targets = (torch.cat([part, part[-1:]]) for part in (images, targets))
+            images, targets = self.mixup(images.clone(), targets)
         try:
             logits = self._logits(images)
         except ValueError as error:  # batch norm over one value
@@ -272,7 +274,7 @@ def _plan(config: VisionConfig, data: ImageData, built: VisionModel) -> list[tup
     rows = [
         ("model", config.model.name),
         ("weights", built.weights),
-        ("activation", f"{config.act.label} at {len(report.sites)} sites{_dims(report)}"),
+        ("activation", f"{config.act.label} at {plural(len(report.sites), 'site')}{_dims(report)}"),
         ("parameters", f"{built.parameters:,}, of them {report.parameters_added:,} in activations"),
     ]
     if report.gates:

@@ -14,8 +14,8 @@ from polyvision.analysis.compare.pairing import (
     metrics_of,
     paired_difference,
 )
-from polyvision.analysis.compare.plots import mean_and_band, smooth
 from polyvision.analysis.compare.reading import read_run
+from polyvision.analysis.compare.report import mean_and_band, smooth
 from polyvision.errors import PolyvisionError
 
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+from fractions import Fraction
 
 import pytest
 import torch
@@ -14,9 +15,8 @@ from polyvision.analysis.cost.flops import (
     matrix_counter,
     plain_form,
 )
-from polyvision.analysis.cost.report import analyse_cost, cost_tables
+from polyvision.analysis.cost.report import PAPER_METHODS, analyse_cost, cost_tables
 from polyvision.analysis.cost.saved_bytes import FORMS, SavedTensors, form_of, saved_bytes
-from polyvision.analysis.cost.tables import PAPER_METHODS, paper_row
 from polyvision.models.language.ffn import gated_hidden
 from polyvision.models.language.transformer import Transformer, TransformerShape
 
@@ -40,23 +40,33 @@ TABLE_9 = {
 }
 
 
-def as_printed(row, rounded):
+@pytest.fixture(scope="module")
+def tables():
+    return cost_tables(rows_timed=2, repeats=1)
+
+
+def as_printed(record, checkpointing):
     """The row as printed: ratios with two digits, cut in Table 8, rounded in Table 9."""
-    percent = float(100 * row.ratio)
+    percent = 100 * record["ratio_checkpointed" if checkpointing else "ratio"]
     digits = 1 - math.floor(math.log10(percent))
-    shown = percent if rounded else math.floor(percent * 10**digits) / 10**digits
-    return str(row.hidden), str(row.flops), f"{shown:.{digits}f}", row.memory // 2**20
+    shown = percent if checkpointing else math.floor(percent * 10**digits) / 10**digits
+    flops = Fraction(record["flops_per_bsh"]).limit_denominator(3) * (2 if checkpointing else 1)
+    memory = 0 if checkpointing else record["paper_bytes"] // 2**20
+    hidden = record["hidden"].replace("H", "")
+    return hidden, str(flops), f"{shown:.{digits}f}", memory
 
 
 @pytest.mark.parametrize("name", PAPER_METHODS)
-def test_printed_tables(name):
-    assert as_printed(paper_row(name), rounded=False) == TABLE_8[name]
-    assert as_printed(paper_row(name, checkpointing=True), rounded=True) == TABLE_9[name]
+def test_printed_tables(name, tables):
+    (record,) = [row for row in tables.data["activations"] if row["name"] == name]
+    assert as_printed(record, checkpointing=False) == TABLE_8[name]
+    assert as_printed(record, checkpointing=True) == TABLE_9[name]
 
 
-def test_the_paper_prints_one_number_in_two_ways():
+def test_the_paper_prints_one_number_in_two_ways(tables):
     # 1/(3H) is ReLU^2 in Table 8, 0.032 %, and ReLU in Table 9, 0.033 %.
-    assert paper_row("relu2").ratio == paper_row("relu", checkpointing=True).ratio
+    rows = {row["name"]: row for row in tables.data["activations"]}
+    assert rows["relu2"]["ratio"] == rows["relu"]["ratio_checkpointed"]
     assert TABLE_8["relu2"][2] != TABLE_9["relu"][2]
 
 
@@ -134,9 +144,8 @@ def test_all_forms_give_the_same_gradient():
         torch.testing.assert_close(other, gradients[0], rtol=1e-4, atol=1e-5)
 
 
-def test_tables_have_a_row_for_every_activation():
-    result = cost_tables(rows_timed=2, repeats=1)
-    rows = {row["name"]: row for row in result.data["activations"]}
+def test_tables_have_a_row_for_every_activation(tables):
+    rows = {row["name"]: row for row in tables.data["activations"]}
     assert sorted(rows) == activation_names()
     assert rows["polynorm"]["paper_bytes"] == 384 * 2**20
     assert rows["polynorm"]["saved_bytes"]["eager"] == pytest.approx(768 * 2**20, rel=1e-3)
@@ -149,7 +158,7 @@ def test_tables_have_a_row_for_every_activation():
     textbook = rows["swiglu"]["hidden_bytes"]["plain"]  # silu(gate) and the product besides
     assert textbook == 2 * kept["swiglu"]
     assert kept["polynorm"] <= 0.55 * textbook
-    assert re.search(r"polynorm +24576 +57350 +8192 +0\.14 +0\.38", result.text)
+    assert re.search(r"polynorm +24576 +57350 +8192 +0\.14 +0\.38", tables.text)
 
 
 def test_cost_of_a_model():

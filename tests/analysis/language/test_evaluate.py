@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from polyvision.analysis.language import evaluate as verb
 from polyvision.analysis.language.corpora import open_tokens
 from polyvision.analysis.language.harness import PRESETS, harness_model, task_names
-from polyvision.analysis.language.perplexity import score_tokens
+from polyvision.analysis.language.perplexity import score_tokens, spans
 from polyvision.analysis.language.requests import Answerer, CutContexts
-from polyvision.analysis.language.spans import spans
 from polyvision.analysis.language.trained import TrainedModel, open_language_model
 from polyvision.cli import main
 from polyvision.errors import PolyvisionError

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyvision.analysis.language import generate as verb
-from polyvision.analysis.language.continuation import Continuation
+from polyvision.analysis.language.generate import Continuation
 from polyvision.analysis.language.trained import TrainedModel, open_language_model
 from polyvision.cli import main
 from polyvision.data.text.tokenizers import BPETokenizer, ByteTokenizer

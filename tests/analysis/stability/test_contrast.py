@@ -11,20 +11,20 @@ from torch import nn
 
 from polyvision import functional
 from polyvision.analysis.stability import training
-from polyvision.analysis.stability.contenders import CONTENDERS, EPS
-from polyvision.analysis.stability.contrast import ACTIVATIONS, GRIDS, SETTINGS
-from polyvision.analysis.stability.datasets import book, digits
+from polyvision.analysis.stability.contrast import ACTIVATIONS, GRIDS, SETTINGS, book, digits
 from polyvision.analysis.stability.networks import NETWORKS, build_network
+from polyvision.analysis.stability.overflow import CONTENDERS, EPS
 from polyvision.analysis.stability.training import (
     COLLAPSE,
     PRECISIONS,
     Batches,
     Recipe,
     Run,
+    Sighting,
+    Watch,
     judge,
     train,
 )
-from polyvision.analysis.stability.watch import Sighting, Watch
 from polyvision.errors import PolyvisionError
 from polyvision.training.loop.devices import Hardware
 from polyvision.training.loop.optimization import parameter_groups

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polyvision.analysis.stability.contenders import CONTENDERS, FORMS
 from polyvision.analysis.stability.overflow import (
+    CONTENDERS,
     DTYPES,
     EXPONENTS,
+    FORMS,
     QUANTITIES,
     Cell,
     measure,
@@ -51,7 +52,9 @@ def test_both_forms_are_the_formula(name: str, form: str) -> None:
 
 def test_plain_form_stays_in_the_dtype() -> None:
     x = torch.full((1, 4), 6.4, dtype=torch.float16)
-    y = CONTENDERS["polynorm"].plain(x, CONTENDERS["polynorm"].weight(torch.float16))
+    function, weight = CONTENDERS["polynorm"].form("plain", torch.float16)
+    assert weight.dtype == torch.float16
+    y = function(x, weight)
     # The mean of x^6 is infinite, its rsqrt 0: the cubic term is silently lost.
     torch.testing.assert_close(y.double(), torch.full((1, 4), 2 / 3).double(), rtol=0, atol=1e-3)
 

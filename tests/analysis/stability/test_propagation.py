@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from polyvision import functional
-from polyvision.analysis.stability.networks import MLP, draw_weights
+from polyvision.analysis.stability.networks import draw_weights, mlp
 
 C = math.sqrt(2 / math.pi)  # E|z|^3 = 2C, E|z|^5 = 8C for a standard normal z
 
@@ -26,13 +26,13 @@ def poly_norm_map(q: float, gain: float = 1.0) -> float:
 MAPS = {"polynorm": poly_norm_map, "polyrelu": poly_relu_map, "relu": lambda q, g=1.0: g**2 * q}
 
 
-def drawn(activation: str, width: int, depth: int, gain: float) -> MLP:
-    model = MLP(width, width, depth, 10, activation)
+def drawn(activation: str, width: int, depth: int, gain: float) -> nn.Sequential:
+    model = mlp(width, width, depth, 10, activation)
     draw_weights(model, gain)
     return model
 
 
-def pre_activations(model: MLP, x: torch.Tensor) -> list[torch.Tensor]:
+def pre_activations(model: nn.Sequential, x: torch.Tensor) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
 
     def keep(_: nn.Module, __: object, output: torch.Tensor) -> None:

@@ -94,7 +94,7 @@ def test_lines_left_out_are_remembered_over_a_kill(
     monkeypatch.setattr(module, "_NOTE_SECONDS", 0.0)
     with pytest.raises(Kill):
         prepared(folder, skip_bad_lines=3, on_progress=kill)
-    with pytest.raises(PolyvisionError, match=r"1\.jsonl:8.* 1 lines before it"):
+    with pytest.raises(PolyvisionError, match=r"1\.jsonl:8.* 1 line before it was"):
         prepared(folder, skip_bad_lines=1)
     prepared(folder, skip_bad_lines=9)
     prepared(folder, skip_bad_lines=3, out="fresh")

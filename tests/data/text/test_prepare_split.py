@@ -150,11 +150,62 @@ def test_the_border_is_found_in_a_window_of_a_long_text(
     assert prepared(story).index["split"] == expected
 
 
+def chapters(number: int) -> str:
+    return f"Chapter of book {number}, a line.\n\n" * 40
+
+
+def test_of_two_documents_the_last_part_of_the_text_validates(
+    tmp_path: Path, capsys: Any, prepared: Prepare
+) -> None:
+    files = [tmp_path / f"{number}.txt" for number in range(2)]
+    for number, file in enumerate(files):
+        file.write_text(chapters(number))
+    command = ["prepare-text", *map(str, files), "--tokenizer", "bytes", "--val-fraction", "0.1"]
+    command += ["--seed", "1"]
+    assert main([*command, "--out", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr().out
+    corpus = Corpus(tmp_path / "out", "--out")
+    train, val = text(corpus, "train"), text(corpus, "val")
+    assert train + val == chapters(0) + chapters(1)
+    assert len(val) == pytest.approx(0.1 * len(train + val), abs=len(chapters(0)) / 40)
+    assert [part.documents for part in corpus.parts.values()] == [2, 1]
+    cut = len(chapters(1)) - len(val)
+    where = {"character": cut, "border": "paragraph", "file": str(files[1])}
+    assert corpus.index["split"] == where
+    assert f"  split      {files[1]} is divided at character {cut:,}, after a paragraph" in shown
+    assert f"  train      2 documents, {len(train):,} tokens, {len(train):,} bytes" in shown
+    assert (
+        f"  val        1 document, {len(val)} tokens, {len(val)} bytes (1.00 a token), 1 shard\n"
+        in shown
+    )
+    learned = prepared(*files, out="bpe", tokenizer="bpe:300", val_fraction=0.1, seed=1)
+    assert text(learned, "train").replace("<|endoftext|>", "") == train
+
+
+def test_a_cut_between_two_documents_divides_neither(tmp_path: Path, prepared: Prepare) -> None:
+    files = [tmp_path / f"{number}.txt" for number in range(2)]
+    for file in files:  # copies, of which a hash would send both to one part
+        file.write_text(chapters(0))
+    corpus = prepared(*files, val_fraction=0.5)
+    assert text(corpus, "train") == text(corpus, "val") == chapters(0)
+    assert [part.documents for part in corpus.parts.values()] == [1, 1]
+    assert corpus.index["split"] == {"character": 0, "border": "document", "file": str(files[1])}
+
+
+def test_a_cut_in_a_file_of_many_documents(tmp_path: Path, prepared: Prepare) -> None:
+    lines = [json.dumps({"text": "same words " * 30}) for _ in range(8)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    corpus = prepared(tmp_path / "a.jsonl", val_fraction=0.3)
+    assert text(corpus, "train") + text(corpus, "val") == "same words " * 240
+    assert len(text(corpus, "val")) == pytest.approx(0.3 * 240 * 11, abs=11)
+    assert [part.documents for part in corpus.parts.values()] == [6, 3]
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (["x"], "the only document has 1 characters, too few to hold out 0.05 of it"),
-        (["one", "two"], "none of the 2 documents is in the split 'val'"),
+        (["x"], "the only document has 1 character, too few to hold out 0.05 of them"),
+        (["x", "y"], "the 2 documents have 2 characters, too few to hold out 0.05 of them"),
         ([" \n", "\n"], "no text in 2 files: nothing but white space"),
         (["one", "PK\x03\x04zip"], "1.txt is a zip archive, not text"),
     ],

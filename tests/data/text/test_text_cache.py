@@ -129,13 +129,15 @@ def test_a_failed_write_leaves_nothing_behind(
 
 
 def test_what_killed_writers_left_is_deleted_and_what_others_write_is_not(tmp_path: Path) -> None:
-    left, written, other = (tmp_path / name for name in ("b1.tmp", "b2.tmp", "c1.tmp"))
+    left, written, other = (
+        tmp_path / name for name in (".b.npz.1.tmp", ".b.npz.2.tmp", ".c.npz.1.tmp")
+    )
     for file in (left, written, other):
         file.write_bytes(b"half")
     for file in (left, other):
         os.utime(file, (0, 0))
     cached_arrays(tmp_path / "b.npz", lambda: {"x": np.arange(3)})
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["b.npz", "b2.tmp", "c1.tmp"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["b.npz", written.name, other.name])
 
 
 def test_an_error_while_building_is_not_hidden(tmp_path: Path) -> None:

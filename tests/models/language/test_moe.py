@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.nn.functional  # before there is a group, which it would keep alive
 from torch import Tensor, nn
 
 from polyvision.analysis.cost.saved_bytes import SavedTensors
@@ -246,8 +248,9 @@ def test_ddp_finds_no_unused_parameter(tmp_path: Any) -> None:
     try:
         parallel = nn.parallel.DistributedDataParallel(model)
         for _ in range(3):
-            loss = parallel(*torch.randint(31, (2, 2, 8))).total
-            loss.backward()
+            parallel(*torch.randint(31, (2, 2, 8))).total.backward()
+        del parallel  # it holds the group, and so the threads of gloo
+        gc.collect()
     finally:
         torch.distributed.destroy_process_group()
     assert all(p.grad is not None for p in model.parameters())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from polyvision.errors import PolyvisionError
 from polyvision.models.swap.replace import swap_activations
-from polyvision.models.swap.sites import find_uses
+from polyvision.models.swap.sites import find_sites
 from polyvision.models.trace.inputs import image_inputs
 
 
@@ -34,8 +34,8 @@ class Nhwc(nn.Module):
         return self.mlp(self.act(self.conv(x)).permute(0, 2, 3, 1))
 
 
-class Residual(nn.Module):
-    """The larger of two branches: no layer's output reaches the activation itself."""
+class Reshaped(nn.Module):
+    """A change of shape between layer and activation, which hides the one from the other."""
 
     def __init__(self, after: nn.Module, tokens: bool) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Residual(nn.Module):
         if x.shape[-1] != 8:
             raise RuntimeError("fixed size")
         y = self.first(x[:, :1, :7, :7].flatten(1, 2)) if self.tokens else self.first(x)
-        return self.after(self.act(torch.maximum(y, y)))
+        return self.after(self.act(y.flatten().view(y.shape)))
 
 
 def test_channel_last_maps_and_images_in_one_network() -> None:
@@ -83,16 +83,16 @@ def test_vectors_are_channel_last() -> None:
 @pytest.mark.parametrize(
     ("after", "tokens", "dim"), [(nn.Conv2d(7, 7, 1), False, 1), (nn.Linear(7, 4), True, -1)]
 )
-def test_a_fixed_size_sum_follows_the_layer_it_feeds(
+def test_a_site_of_fixed_size_follows_the_layer_it_feeds(
     after: nn.Module, tokens: bool, dim: int
 ) -> None:
     # Tokens and features are both 7 here: nothing but the neighbour can tell them apart.
-    assert resolve(Residual(after, tokens)) == [("act", dim)]
+    assert resolve(Reshaped(after, tokens)) == [("act", dim)]
 
 
 def test_a_site_that_nothing_tells_is_refused_by_name() -> None:
     with pytest.raises(PolyvisionError, match=r"site 'act' has no feature dimension .*\(2, 7, 7\)"):
-        resolve(Residual(nn.Identity(), tokens=True))
+        resolve(Reshaped(nn.Identity(), tokens=True))
 
 
 def test_a_site_without_a_steady_dimension_is_refused() -> None:
@@ -189,8 +189,8 @@ class Caching(nn.Module):
 def test_the_network_stays_as_it_was(device: str) -> None:
     model = Caching().to(device).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    (use,), _, _ = find_uses(model, image_inputs(model, 8, 3), need_dim=True)
-    assert (use.name, use.dim) == ("act", 1)
+    (site,), _, _ = find_sites(model, image_inputs(model, 8, 3), need_dim=True)
+    assert (site.name, site.dim) == ("act", 1)
     assert model.training
     assert not model.cache
     assert not model._forward_hooks
@@ -198,3 +198,12 @@ def test_the_network_stays_as_it_was(device: str) -> None:
     for name, value in model.state_dict().items():
         assert value.device.type == device
         assert device == "meta" or torch.equal(value, before[name])
+
+
+def test_sites_of_two_sizes_are_equal_and_shown_by_name_role_dim_and_calls() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU())
+    small, large = (
+        find_sites(model, image_inputs(model, size), need_dim=True)[0] for size in (8, 16)
+    )
+    assert small == large
+    assert repr(small) == "[Site(name='1', role='block', dim=1, calls=1)]"

@@ -462,3 +462,25 @@ def test_both_kinds_of_transformer_layer_have_a_feed_forward_network() -> None:
         "encoder.layers.0.relu",
         "decoder.layers.0.relu",
     ]
+
+
+@pytest.mark.parametrize("activation", ["gelu", nn.GELU()])
+def test_a_copy_of_a_decoder_layer_keeps_its_activation(activation: Any) -> None:
+    layer = nn.TransformerDecoderLayer(8, 2, 16, 0.0, activation, batch_first=True)
+    tokens = torch.randn(2, 4, 8)
+    swap_activations(layer, "polynorm", inputs=(tokens, tokens))
+    swap_activations(layer, "relu2", inputs=(tokens, tokens))
+    expected = layer(tokens, tokens)
+    for copied in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert isinstance(copied, nn.TransformerDecoderLayer)
+        assert torch.equal(copied(tokens, tokens), expected)
+
+
+def test_a_call_beside_the_children_of_a_sequential_is_left_over_with_the_reason() -> None:
+    class Activated(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.gelu(super().forward(x))
+
+    text = r"the new module gets 2 of 1 calls: .*Activated\.forward runs all children of the Sequen"
+    with pytest.raises(PolyvisionError, match=text):
+        swap_activations(Activated(nn.Conv2d(3, 4, 1)), "polynorm", inputs=IMAGE)

@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyvision import PolyNorm, swap_activations
-from polyvision.activations import SwiGLU
+from polyvision.activations import SwiGLU, activation_names
 from polyvision.errors import PolyvisionError
 
+FITTING = activation_names("pointwise", "normalising", "stochastic")
 ONE = nn.ReLU()
 
 
@@ -71,7 +72,7 @@ def test_a_class_lies_on_the_device_of_its_site() -> None:
 @pytest.mark.parametrize(
     ("act", "options", "text"),
     [
-        (nn.Mish(), {}, "act must be a name (gelu, "),
+        (nn.Mish(), {}, f"act must be a name ({FITTING[0]}, "),
         (3, {}, "builds a new module at each call, got 3"),
         (None, {}, "builds a new module at each call, got None"),
         ([nn.Mish], {}, "builds a new module at each call, got [<class 'torch.nn."),

@@ -367,6 +367,15 @@ class Attention(nn.Module):
     def of_scores(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.relu(q @ k.transpose(1, 2)) @ v
 
+    def by_elements(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k = F.relu(q), F.relu(k)
+        out = (q[..., None] * (k[..., None] * v[..., None, :]).sum(1, keepdim=True)).sum(-2)
+        return out / (q * k.sum(1, keepdim=True)).sum(-1, keepdim=True).clamp(min=1e-6)
+
+    def of_weights(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = F.relu(q[..., :1])
+        return weights / (weights.sum(1, keepdim=True) + 1e-6) * v
+
     def softmax(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return (F.relu(q) @ F.relu(k).transpose(1, 2)).softmax(-1) @ F.relu(v)
 
@@ -378,6 +387,8 @@ class Attention(nn.Module):
         (Attention.padded, 2, 1),
         (Attention.without_quotient, 2, 1),
         (Attention.of_scores, 1, 1),
+        (Attention.by_elements, 2, 1),
+        (Attention.of_weights, 1, 1),
         (Attention.softmax, 0, 4),
     ],
 )

@@ -101,10 +101,59 @@ def test_advice_fits_whether_the_inputs_were_given() -> None:
 
     model = Two(config(image_size=32))
     shape = re.escape("cannot be traced on inputs of shape (2, 1, 32, 32): ")
-    with pytest.raises(PolyvisionError, match=shape + r".*'other'\. They are a guess: pass inputs"):
+    example = "inputs={'pixel_values': torch.empty(2, 1, 32, 32), 'other': torch.empty(...)} ("
+    text = re.escape(f"They are a guess: pass for example {example}--image-size for swap-report)")
+    with pytest.raises(PolyvisionError, match=shape + r".*'other'\. " + text):
         swap_activations(model, "polynorm")
     with pytest.raises(PolyvisionError, match=shape + r".*'other'\. Check that the network runs"):
         swap_activations(model, "polynorm", inputs=torch.empty(2, 1, 32, 32))
+
+
+class Speech(nn.Module):
+    """Takes what no configuration tells the size of, as Whisper and Wav2Vec2."""
+
+    main_input_name = "input_features"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(80, 8, 3)
+
+    def forward(
+        self, input_features: Tensor | None = None, decoder_input_ids: Tensor | None = None
+    ) -> Tensor:
+        assert input_features is not None
+        return torch.relu(self.conv(input_features))
+
+
+def test_inputs_that_cannot_be_guessed_are_shown_by_name() -> None:
+    with pytest.raises(PolyvisionError) as caught:
+        swap_activations(Speech(), "polynorm")
+    example = (
+        "inputs={'input_features': torch.empty(2, 80, 3000), "
+        "'decoder_input_ids': torch.zeros(2, 16, dtype=torch.int64)}"
+    )
+    assert f"Speech does not tell what it takes; pass for example {example}, or" in str(
+        caught.value
+    )
+    keywords: dict[str, Any] = eval(f"dict({example})", {"torch": torch})
+    (site,) = swap_activations(Speech(), "polynorm", **keywords).sites
+    assert (site.name, site.dim) == ("relu", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["whisper", "wav2vec2", "hubert"])
+def test_the_example_of_the_message_works_for_speech(kind: str) -> None:
+    pytest.importorskip("transformers")
+    from polyvision.models.swap.command import build_empty
+
+    with pytest.raises(PolyvisionError) as caught:
+        swap_activations(build_empty(f"transformers:{kind}"), "polynorm")
+    example = re.search(r"inputs=(\{.*\})", str(caught.value))
+    assert example is not None
+    inputs = eval(example[1], {"torch": torch})
+    report = swap_activations(build_empty(f"transformers:{kind}"), "polynorm", inputs=inputs)
+    assert report.sites
+    assert report.leftovers == ()
 
 
 class FixedSize(nn.Module):
@@ -153,7 +202,7 @@ EXPERTS = ("mixtral", "olmoe", "qwen3_moe", "deepseek_v3")
 @pytest.mark.parametrize("kind", [*IMAGES, *EXPERTS, "t5", "bart", "videomae", "detr"])
 def test_transformers(kind: str) -> None:
     pytest.importorskip("transformers")
-    from polyvision.models.swap.zoo import build_empty
+    from polyvision.models.swap.command import build_empty
 
     report = swap_activations(build_empty(f"transformers:{kind}"), "polynorm")
     assert report.sites

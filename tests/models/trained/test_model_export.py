@@ -16,7 +16,7 @@ import polyvision
 import polyvision.timm
 from polyvision import PolyvisionError, load_model
 from polyvision.models.language.transformer import TransformerShape
-from polyvision.models.trained import command as export_verb
+from polyvision.models.trained import export as export_command
 from polyvision.models.trained.export import export_saved
 from polyvision.models.trained.network import LanguageNetwork, VisionNetwork, network_to_plain
 from polyvision.models.trained.saved import open_saved
@@ -70,8 +70,8 @@ def make_run(folder: Path, network, **checkpoints: int) -> Path:
 
 def export(run, *arguments):
     parser = argparse.ArgumentParser()
-    export_verb.add_arguments(parser)
-    return export_verb.run(parser.parse_args([str(run), *map(str, arguments)]))
+    export_command.add_arguments(parser)
+    return export_command.run(parser.parse_args([str(run), *map(str, arguments)]))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import timm
 import torch
 from torch import nn
 
-from polyvision.activations import PolyNorm
+from polyvision.activations import PolyNorm, activation_names
 from polyvision.errors import PolyvisionError
 from polyvision.models.vision.create import VisionModel, create_vision_model
 
@@ -21,6 +21,7 @@ def build(name: str, activation: str = "polynorm", size: int = 64, **keywords: A
 
 # Network, image size, number of sites, and a pattern of the names that are channel-last; the rest
 # are NCHW. Reviewed against the source of each family.
+VALID = activation_names("pointwise", "normalising", "stochastic")
 FAMILIES = [
     ("test_resnet", 160, 12, r"$^"),
     ("test_resnet", 32, 12, r"$^"),
@@ -153,7 +154,7 @@ def test_a_module_that_one_block_calls_five_times() -> None:
         (
             {"activation": "swiglu"},
             "swiglu is gated: it needs two inputs and fits the feed-forward network of a language "
-            "model only. For test_resnet choose one of: gelu, poly",
+            f"model only. For test_resnet choose one of: {VALID[0]}, {VALID[1]}, ",
         ),
         ({"activation": "polynrom"}, "unknown activation 'polynrom'. Did you mean 'polynorm'?"),
         ({"activation_options": {"ordr": 2}}, "'ordr'. Did you mean 'order'? Valid: bias, eps"),

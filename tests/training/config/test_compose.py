@@ -90,7 +90,7 @@ def test_options_that_a_file_does_not_have_need_no_plus():
 
 def test_options_reach_the_label():
     (config,) = compose("vision", ["act.order=4", "act.bias=false"])
-    assert config.act.options == {"order": 4, "eps": 1e-6, "bias": False}
+    assert config.act.options == {"order": 4, "eps": 1e-6, "bias": False, "norm": "rms"}
     assert config.act.label == "polynorm-order4-biasFalse"
 
 
@@ -110,7 +110,7 @@ def test_a_sweep_makes_every_combination():
         ("name=resnet18", "unknown key 'name'. Did you mean act.name, data.name, model.name"),
         ("order=4", "unknown key 'order'. Did you mean act.order?"),
         ("act=polynrom", "unknown act 'polynrom'. Did you mean 'polynorm'?"),
-        ("act=mine", "One of your own is known once the module that registers it has been"),
+        ("act=mine", "One of your own needs plugins=[<module or file.py>]"),
         ("act.ordr=4", "unknown key 'act.ordr'. Did you mean 'act.order'?"),
         ("act.order=9", "order must be an integer from 1 to 8, got 9"),
         ("act.order=three", "act.order must be an integer, got 'three'"),

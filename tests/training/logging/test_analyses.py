@@ -36,16 +36,16 @@ def test_callback_writes_everything_and_changes_nothing(task, kinds, train, tmp_
     assert not (plain / "analysis").exists()
 
     events = EventAccumulator(str(folder)).Reload()
-    tags = [t for t in events.Tags()["scalars"] if t.startswith("analysis/")]
+    tags = [t for t in events.Tags()["scalars"] if t.startswith("x_analysis/")]
     assert {t.split("/")[1] for t in tags} == set(kinds)
-    assert {f"analysis/{kind}" for kind in kinds} <= set(events.Tags()["images"])
+    assert {f"x_analysis/{kind}" for kind in kinds} <= set(events.Tags()["images"])
     logged = {t for row in rows_of(folder) for t in row if t.startswith("analysis/")}
-    assert logged == set(tags)
+    assert {f"x_{t}" for t in logged} == set(tags)
     assert sorted(rank_history(folder / "metrics.jsonl")) == [0, 2]
 
     norms = [events.Scalars(t) for t in tags if t.endswith("/grad_norm")]
     assert {event.step for series in norms for event in series} == {2}
-    whole = next(e.value for e in events.Scalars("optim/grad_norm") if e.step == 2)
+    whole = next(e.value for e in events.Scalars("x_optim/grad_norm") if e.step == 2)
     assert sum(series[0].value ** 2 for series in norms) ** 0.5 == pytest.approx(whole, rel=1e-4)
 
     weights = [
@@ -95,7 +95,7 @@ def test_command(kind, place, finished, tmp_path, capsys):
     assert data["kind"] == kind
     assert (output / f"{kind}.png").stat().st_size > 1000
     events = EventAccumulator(str(output)).Reload()
-    assert f"analysis/{kind}" in events.Tags()["images"]
+    assert f"x_analysis/{kind}" in events.Tags()["images"]
     (step,) = {e.step for t in events.Tags()["scalars"] for e in events.Scalars(t)}
     assert step == 4
     if kind == "rank":

@@ -1,6 +1,8 @@
 """TensorBoard as a reader finds it: tags, overlay charts, hparams, the text card, figures."""
 
+import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,10 +11,14 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from polyvision.activations import create_activation
-from polyvision.analysis import figures as figures_module
 from polyvision.analysis.figures import SITES_PER_FIGURE, activation_curves, site_curve
 from polyvision.training.logging import activation_monitor as monitor
-from polyvision.training.logging.tensorboard import Board, overlay_layout, run_card
+from polyvision.training.logging.tensorboard import (
+    Board,
+    overlay_layout,
+    run_card,
+    tag_in_tensorboard,
+)
 from polyvision.training.loop.module import TaskModule
 
 SHORT = ["trainer.max_steps=2"]
@@ -67,7 +73,7 @@ def test_tags_are_the_same_for_all_activations_and_both_tasks(train, tmp_path):
         for act in ("polynorm", rival):
             train(task, *SHORT, f"act={act}", f"run_root={tmp_path}/{task}/runs")
             found = events(tmp_path / task, act).Tags()
-            scalars = {t for t in found["scalars"] if not t.startswith("act/")}
+            scalars = {t for t in found["scalars"] if not t.startswith("z_act/")}
             assert ("sample/text_summary" in found["tensors"]) == (task == "language")
             tags[task, act] = (scalars, found["histograms"], found["images"])
             inputs = {t.removesuffix("/input") for t in found["histograms"] if t.endswith("input")}
@@ -77,7 +83,7 @@ def test_tags_are_the_same_for_all_activations_and_both_tasks(train, tmp_path):
         assert tags[task, "polynorm"] == tags[task, rival]
     vision, language = (tags[key][0] for key in (("vision", "relu"), ("language", "swiglu")))
     assert vision - language == {"val/acc1", "val/acc5"}
-    text = {"train/ppl", "train/bpb", "train/tokens", "val/ppl", "val/bpb", "perf/tokens_per_s"}
+    text = {"train/ppl", "train/bpb", "train/tokens", "val/ppl", "val/bpb", "x_perf/tokens_per_s"}
     assert language - vision == text
 
 
@@ -100,8 +106,32 @@ def test_overlay_charts_find_their_tags_in_every_run(train, tmp_path):
 
 def test_a_chart_of_the_first_weight_leaves_the_tenth_out():
     (pattern,) = overlay_layout([], ["weight_1"])["coefficients"]["weight_1"][1]
-    assert re.match(pattern, "act/layer1.0/weight_1")
-    assert not re.match(pattern, "act/layer1.0/weight_10")
+    for group in ("z_act", "act"):  # "act" in the event files of earlier versions
+        assert re.match(pattern, f"{group}/layer1.0/weight_1")
+        assert not re.match(pattern, f"{group}/layer1.0/weight_10")
+
+
+def test_training_and_validation_are_the_groups_that_open(train, tmp_path):
+    train("language", *SHORT, "model=moe_tiny", "recipe.ema_decay=0.9", "analysis.every_n_steps=1")
+    tags = events(tmp_path, "polynorm").Tags()
+    tags = {*tags["scalars"], *tags["images"], *tags["histograms"]}
+    groups = sorted({tag.partition("/")[0] for tag in tags if "/" in tag})
+    after = ["x_analysis", "x_optim", "x_perf", "x_router", "z_act"]
+    assert groups == ["train", "val", "val_ema", *after]
+    # The names in metrics.jsonl, which comparisons read, do not depend on TensorBoard.
+    (metrics,) = tmp_path.rglob("metrics.jsonl")
+    written = {tag for line in metrics.read_text().splitlines() for tag in json.loads(line)}
+    written -= {"step"}
+    kept = {"train", "val", "val_ema", "analysis", "optim", "perf", "router", "act"}
+    assert {tag.partition("/")[0] for tag in written} == kept
+    assert {tag_in_tensorboard(tag) for tag in written} <= tags
+
+
+def test_charts_show_runs_of_earlier_versions_too():
+    charts = overlay_layout(["val/loss"], [])["training"]
+    (pattern,) = charts["gradient norm"][1]
+    assert [bool(re.match(pattern, t)) for t in ("x_optim/grad_norm", "optim/grad_norm")] == [1, 1]
+    assert charts["val/loss"][1] == ["val/loss$"]
 
 
 def test_hparams_hold_settings_and_metrics(train, tmp_path):
@@ -149,7 +179,7 @@ def test_card_tells_command_plan_and_environment(train, tmp_path, monkeypatch):
     card = event.tensor_proto.string_val[0].decode()
     assert card.startswith("    train_lm.py act=polynorm 'data.path=a b'\n\n|")
     assert f"| torch | {torch.__version__} |" in card
-    assert "| activation | polynorm in 1 feed-forward networks |" in card
+    assert "| activation | polynorm in 1 feed-forward network |" in card
 
 
 def test_what_no_locale_could_read_is_written(tmp_path):
@@ -168,8 +198,8 @@ def test_card_survives_a_pipe_and_no_repository():
 def test_curves_come_at_powers_of_two_and_at_the_end(train, tmp_path):
     train("language", "trainer.max_steps=6", "trainer.val_every_n_steps=1")
     found = events(tmp_path, "polynorm")
-    assert [image.step for image in found.Images("act/curves")] == [1, 2, 4, 6]
-    histogram = found.Histograms("act/blocks.0.ffn.activation/output")
+    assert [image.step for image in found.Images("z_act/curves")] == [1, 2, 4, 6]
+    histogram = found.Histograms("z_act/blocks.0.ffn.activation/output")
     assert [event.step for event in histogram] == [1, 2, 3, 4, 5, 6]
 
 
@@ -224,20 +254,50 @@ def test_curve_of_a_gated_site_runs_along_the_gate():
     torch.testing.assert_close(curve.learned, torch.nn.functional.silu(curve.x))
 
 
-def test_every_site_is_drawn_once(monkeypatch):
-    drawn = []
-    letters = figures_module._letters
-    monkeypatch.setattr(
-        figures_module, "_letters", lambda text, *more: drawn.append(text) or letters(text, *more)
+def test_curve_of_a_gated_site_with_coefficients_for_each_expert_shows_the_first():
+    module = create_activation("polynorm_glu", groups=2)
+    with torch.no_grad():
+        module.weight.copy_(torch.tensor([[1.0, 0.0, 0.0], [0.0, 5.0, 5.0]]))
+    curve = site_curve(module, module, torch.tensor([[3.0, -4.0]]))
+    assert curve.x.tolist() == [-4.0, 3.0]
+    torch.testing.assert_close(curve.learned, curve.x / 12.5**0.5)
+
+
+def test_curve_of_a_site_that_tells_features_apart_keeps_their_places():
+    module = create_activation("radial_bounding")
+    curve = site_curve(module, module, torch.tensor([[3.0, 0.1, 4.0, 0.2]]))
+    assert curve.x.tolist() == pytest.approx([0.1, 0.2, 3.0, 4.0])
+    pairs = module(torch.tensor([[3.0, 0.1, 4.0, 0.2]]))[0, [1, 3, 0, 2]]
+    torch.testing.assert_close(curve.learned, pairs)
+
+
+def test_of_long_parameters_mean_and_extremes_are_logged():
+    site = create_activation("normsilu", features=100)
+    with torch.no_grad():
+        site.gain.copy_(torch.arange(100.0))
+    logged = {}
+    trainer = SimpleNamespace(
+        is_global_zero=True,
+        global_step=1,
+        loggers=[SimpleNamespace(log_metrics=lambda values, step: logged.update(values))],
     )
+    logging = monitor.ActivationMonitor(histograms=False, total_steps=1, shown=[])
+    logging._log_coefficients(trainer, SimpleNamespace(model=torch.nn.Sequential(site)))
+    assert logged == {"act/0/gain_mean": 49.5, "act/0/gain_min": 0.0, "act/0/gain_max": 99.0}
+
+
+def test_every_site_is_drawn_once():
     count = SITES_PER_FIGURE + 1
     sites = {f"site{i}": create_activation("relu") for i in range(count)}
     rows = {name: torch.randn(2, 4) for name in sites}
     rows["site3"][0, 0] = torch.nan
     figures = activation_curves(sites, sites, rows)
+    (figure,) = figures
+    drawn = [text.get_text() for text in figure.axes[0].texts]
     names = [text for text in drawn if text.startswith("site")]
     assert sorted(names) == sorted(set(sites) - {"site3"})
-    assert len(figures) == 1
+    lines = {line.get_label(): line for line in figure.axes[0].collections}
+    assert len(lines["learned"].get_segments()) == len(names)
     rows["site3"] = torch.zeros(2, 4)  # constant
     assert len(activation_curves(sites, sites, rows)) == 2
     assert activation_curves(sites, sites, {}) == []

@@ -142,4 +142,4 @@ def test_a_long_epoch_does_not_pass_in_silence(clock, monkeypatch, capsys):
     console.on_step_end(trainer, None, None)
     line = capsys.readouterr().out
     assert line.startswith("epoch 1  step 1/10  train/loss 0.5000  2 samples/s  data wait 0%")
-    assert line.rstrip().endswith("left 0:18")
+    assert line.rstrip().endswith("left 18.0 s")

@@ -2,13 +2,16 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
 
 from polyvision.errors import PolyvisionError
+from polyvision.models.trained.saved import open_saved
 from polyvision.training.loop.saving import Checkpoints
 from polyvision.training.loop.stopping import Stopping
+from polyvision.training.restore import load_model
 from polyvision.training.run.checkpoint import AtomicCheckpointIO
 from polyvision.training.run.folder import Run
 
@@ -60,6 +63,25 @@ def test_a_run_goes_on_from_the_one_before_a_damaged_one(broken, train, tmp_path
     assert summary["last"]["val/loss"] == expected["last"]["val/loss"]
     assert steps_of(broken) == [8, 10]
     assert json.loads((broken / "state.json").read_text())["resumed_at"] == [5]
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, Path.unlink])
+def test_every_reader_takes_the_one_before_a_damaged_one(damage, broken, capsys):
+    """Export, generate, evaluate, validate and finetune use ``open_saved``; analyse the other."""
+    last = broken / "checkpoints/last.ckpt"
+    damage(last)
+    assert open_saved(broken, weights="last").step == 5
+    assert load_model(broken).step == 5
+    warned = capsys.readouterr().err.count("previous.ckpt")
+    assert warned == (2 if last.exists() else 0)
+    if last.exists():
+        assert open_saved(last).step == 5
+        cut(last.with_name("previous.ckpt"))
+        for read in (open_saved, load_model):
+            with pytest.raises(
+                PolyvisionError, match=r"(?s)last\.ckpt cannot.*previous\.ckpt cannot"
+            ):
+                read(last)
 
 
 @pytest.mark.parametrize("damage", [flip_a_bit, cut, empty])

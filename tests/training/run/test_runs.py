@@ -1,6 +1,7 @@
 """Whole runs: the loss falls, a broken run goes on bitwise, guards stop what must not train."""
 
 import dataclasses
+import functools
 import json
 import math
 
@@ -52,17 +53,17 @@ def test_loss_falls_and_everything_is_written(task, train, tmp_path):
         torch.load(checkpoint, weights_only=True)
     accumulator = EventAccumulator(str(folder)).Reload()
     tags = set(accumulator.Tags()["scalars"])
-    shared = {"train/loss", "val/loss", "optim/lr", "optim/grad_norm", "perf/samples_per_s"}
-    shared |= {"perf/data_wait", "perf/eta_s", "perf/peak_memory_gib"}
+    shared = {"train/loss", "val/loss", "x_optim/lr", "x_optim/grad_norm", "x_perf/samples_per_s"}
+    shared |= {"x_perf/data_wait", "x_perf/eta_s", "x_perf/peak_memory_gib"}
     own = {"vision": {"val/acc1", "val/acc5"}, "language": {"val/ppl", "val/bpb"}}
     assert shared | own[task] <= tags
-    assert {t.rsplit("/", 1)[1] for t in tags if t.startswith("act/")} == {
+    assert {t.rsplit("/", 1)[1] for t in tags if t.startswith("z_act/")} == {
         "weight_1",
         "weight_2",
         "weight_3",
         "bias",
     }
-    assert "act/curves" in accumulator.Tags()["images"]
+    assert "z_act/curves" in accumulator.Tags()["images"]
     assert accumulator.Tags()["histograms"]
     assert accumulator.PluginTagToContent("hparams")
     # The final metrics of the hparams tab must not draw a line back to the start of the charts.
@@ -316,6 +317,17 @@ def test_fp16_on_a_cpu_is_real_fp16(train, tmp_path, monkeypatch):
     assert [v for _, v in series(folder_of(tmp_path), "optim/loss_scale")] == [65536.0] * 3
 
 
+def test_a_step_that_the_scaler_skips_has_no_gradient_norm(train, tmp_path, monkeypatch):
+    scaler = functools.partial(torch.amp.GradScaler, init_scale=2.0**24, backoff_factor=2.0**-12)
+    monkeypatch.setattr(torch.amp, "GradScaler", scaler)
+    train("language", "precision=fp16", "trainer.max_steps=3")
+    folder = folder_of(tmp_path)
+    assert series(folder, "optim/loss_scale") == [(1, 2.0**24), (2, 2.0**12), (3, 2.0**12)]
+    norms = series(folder, "optim/grad_norm")
+    assert [step for step, _ in norms] == [2, 3]
+    assert all(math.isfinite(value) for _, value in norms)
+
+
 def test_accumulation_changes_nothing_but_rounding(train, tmp_path):
     steps = ["trainer.max_steps=4", "recipe.optimizer=sgd", "recipe.optimizer_options={}"]
     train("language", *steps)
@@ -348,7 +360,7 @@ def test_unreadable_training_images_are_named_in_the_summary(train, tmp_path, ca
     (config,) = compose("vision", [*data, *model, f"run_root={tmp_path}/runs", "recipe.epochs=1"])
     summary = run_task(config, build_task)
     assert summary["unreadable"] == [str(broken)]
-    assert f"NOT read       1 training files: {broken}" in capsys.readouterr().out
+    assert f"NOT read       1 training file: {broken}" in capsys.readouterr().out
 
 
 def test_other_classes_are_not_resumed(tmp_path):

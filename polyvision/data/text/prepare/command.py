@@ -14,6 +14,7 @@ from polyvision.data.text.corpus import INDEX, TOKENIZER, Corpus
 from polyvision.data.text.prepare.prepare import Settings, prepare
 from polyvision.data.text.sources import find_sources
 from polyvision.errors import PolyvisionError
+from polyvision.output import plural
 
 __all__ = ["add_arguments", "describe", "run"]
 
@@ -24,6 +25,7 @@ _INTERRUPTED = 130
 # Lines left out that the summary names.
 _SHOWN = 10
 _AFTER = {
+    "document": "between two documents",
     "paragraph": "after a paragraph",
     "line": "after a line",
     "word": "after a word",
@@ -51,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--val-fraction",
         type=float,
         default=Settings.val_fraction,
-        help="share of the documents that validates, 0 for none; of a single document, its last "
-        "part (default: %(default)s)",
+        help="share of the documents that validates, 0 for none; of too few documents, the last "
+        "part of the text (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="chooses them (default: %(default)s)")
     parser.add_argument(
@@ -135,7 +137,7 @@ def run(arguments: argparse.Namespace) -> str:
         print("interrupted; the same command goes on where it stopped", file=sys.stderr)
         raise SystemExit(_INTERRUPTED) from None
     seconds = time.perf_counter() - start
-    rate = f"{len(sources):,} files, {size / 1e6:,.1f} MB, in {seconds:.1f} s"
+    rate = f"{plural(len(sources), 'file')}, {size / 1e6:,.1f} MB, in {seconds:.1f} s"
     command = f"python train_lm.py data=shards data.path={corpus.folder}"
     return f"{describe(corpus)}\n  read       {rate}\n  train      {command}"
 
@@ -150,17 +152,21 @@ def describe(corpus: Corpus) -> str:
     for name, part in corpus.parts.items():
         each = part.text_bytes / part.tokens
         lines.append(
-            f"  {name:<9}  {part.documents:,} documents, {part.tokens:,} tokens, "
-            f"{part.text_bytes:,} bytes ({each:.2f} a token), {len(part.shards):,} shards"
+            f"  {name:<9}  {plural(part.documents, 'document')}, {plural(part.tokens, 'token')}, "
+            f"{plural(part.text_bytes, 'byte')} ({each:.2f} a token), "
+            f"{plural(len(part.shards), 'shard')}"
         )
     lines.insert(2, f"  end token  {_end_token(corpus)}")
     if split := corpus.index.get("split"):
+        what = split.get("file", "the only document")
         lines.append(
-            f"  split      the only document is divided at character {split['character']:,}, "
+            f"  split      {what} is divided at character {split['character']:,}, "
             f"{_AFTER[split['border']]}: what follows validates"
         )
     if left_out := corpus.index.get("bad_lines"):
-        lines.append(f"  left out   {len(left_out):,} lines that cannot be used, see {INDEX}:")
+        lines.append(
+            f"  left out   {plural(len(left_out), 'line')} that cannot be used, see {INDEX}:"
+        )
         lines += [f"    {each['line']}: {each['reason']}" for each in left_out[:_SHOWN]]
     return "\n".join(lines)
 

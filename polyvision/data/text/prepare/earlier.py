@@ -18,6 +18,7 @@ from polyvision.data.text.prepare.fingerprints import (
 )
 from polyvision.errors import PolyvisionError
 from polyvision.files import LOCK, partial_of
+from polyvision.output import plural
 
 __all__ = ["Found", "check_finished", "find_earlier", "noted_inputs", "place_before"]
 
@@ -91,9 +92,9 @@ def check_finished(out: Path, found: Found, inputs: Sequence[Fingerprint], bad_l
     left_out = found.content.get("bad_lines", [])
     if len(left_out) > bad_lines:
         raise PolyvisionError(
-            f"--out {out} was prepared without {len(left_out):,} lines that cannot be used, such "
-            f"as {left_out[0]['line']}: take it with --skip-bad-lines {len(left_out)}, or repair "
-            "them and --overwrite"
+            f"--out {out} was prepared without {plural(len(left_out), 'line')} that cannot be "
+            f"used, such as {left_out[0]['line']}: take it with --skip-bad-lines {len(left_out)}, "
+            "or repair them and --overwrite"
         )
 
 

@@ -20,8 +20,8 @@ from polyvision.errors import PolyvisionError
 
 __all__ = ["Encoded", "Item", "encode_in_order"]
 
-# The number of a file and a piece of it.
-Item = tuple[int, Piece]
+# The number of a file, the part of the corpus (train or val), and a piece of the file.
+Item = tuple[int, str, Piece]
 # Token ids, (n,), and the bytes of text that they stand for.
 Encoded = tuple[np.ndarray, int]
 
@@ -32,7 +32,7 @@ _tokenizer: Tokenizer | None = None  # of a worker process
 @contextmanager
 def encode_in_order(
     tokenizer: Tokenizer, items: Iterable[Item], workers: int
-) -> Iterator[Iterator[tuple[int, Piece, Encoded]]]:
+) -> Iterator[Iterator[tuple[Item, Encoded]]]:
     """Give an iterator over the items, in their order, with the tokens of each.
 
     Args:
@@ -44,7 +44,7 @@ def encode_in_order(
         PolyvisionError: a process died, or could not be started.
     """
     if workers == 1:
-        yield ((number, piece, _encode(tokenizer, piece.text)) for number, piece in items)
+        yield ((item, _encode(tokenizer, item[-1].text)) for item in items)
         return
     methods = multiprocessing.get_all_start_methods()
     # A plain fork would copy a process that may have threads; the server starts clean, and once.
@@ -64,11 +64,11 @@ def encode_in_order(
 
 def _through(
     pool: ProcessPoolExecutor, items: Iterable[Item], ahead: int
-) -> Iterator[tuple[int, Piece, Encoded]]:
+) -> Iterator[tuple[Item, Encoded]]:
     waiting: deque[tuple[list[Item], Future[list[Encoded]]]] = deque()
     for batch in _batches(items):
         try:
-            future = pool.submit(_work, [piece.text for _, piece in batch])
+            future = pool.submit(_work, [piece.text for *_, piece in batch])
         except OSError as error:
             raise PolyvisionError(
                 f"a worker process cannot be started ({error.strerror}): run the same command "
@@ -76,16 +76,10 @@ def _through(
             ) from None
         waiting.append((batch, future))
         if len(waiting) > ahead:
-            yield from _results(*waiting.popleft())
-    while waiting:
-        yield from _results(*waiting.popleft())
-
-
-def _results(
-    batch: list[Item], future: Future[list[Encoded]]
-) -> Iterator[tuple[int, Piece, Encoded]]:
-    for (number, piece), encoded in zip(batch, future.result(), strict=True):
-        yield number, piece, encoded
+            batch, future = waiting.popleft()
+            yield from zip(batch, future.result(), strict=True)
+    for batch, future in waiting:
+        yield from zip(batch, future.result(), strict=True)
 
 
 def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
@@ -93,7 +87,7 @@ def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
     size = 0
     for item in items:
         batch.append(item)
-        size += len(item[1].text)
+        size += len(item[-1].text)
         if size >= _BATCH:
             yield batch
             batch, size = [], 0

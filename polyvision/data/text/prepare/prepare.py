@@ -28,7 +28,7 @@ from polyvision.data.text.prepare.earlier import (
     noted_inputs,
     place_before,
 )
-from polyvision.data.text.prepare.encoding import Encoded, encode_in_order
+from polyvision.data.text.prepare.encoding import Item, encode_in_order
 from polyvision.data.text.prepare.fingerprints import (
     INPUTS,
     Fingerprint,
@@ -187,7 +187,8 @@ def _go_on(
     if changed and place:
         old = noted_inputs(out, str(noted["settings"].get("inputs")))
         place = place_before(place, first_change(old, inputs))
-    made_with = {"cut": split.cut, "tokenizer": ""}
+    cut = [split.file, split.cut] if split.file else split.cut
+    made_with = {"cut": cut, "tokenizer": ""}
     tokenizer = _stored_tokenizer(out)
     if tokenizer is None or (changed and spec.kind == "bpe"):
         if spec.kind == "bpe":
@@ -210,7 +211,7 @@ def _go_on(
             write_whole(out / name, text)
     parts = _encode_all(work, split, tokenizer, {"settings": recipe} | made_with, place)
     refuse_changed_files(work.sources)
-    index = {
+    index: dict[str, Any] = {
         "version": INDEX_VERSION,
         "tokenizer": {
             "sha256": tokenizer.fingerprint,
@@ -222,6 +223,8 @@ def _go_on(
     }
     if split.cut is not None:
         index["split"] = {"character": split.cut, "border": split.border}
+        if split.documents > 1:
+            index["split"]["file"] = str(work.sources[split.file].path)
     if work.bad_lines:
         reasons = work.bad_lines.reasons
         paths = [str(source.path) for source in work.sources]
@@ -266,15 +269,13 @@ def _encode_all(
 
     Args:
         work: what is to be done.
-        split: the side of each document.
+        split: the part of each document.
         tokenizer: encodes.
         made_with: goes into each note.
         place: the noted place; empty to begin.
     """
     sources, settings = work.sources, work.settings
     file, item = place.get("file", 0), place.get("item", 0)
-    side: str = place.get("side", "train")
-    documents = place.get("documents", 0)  # that were begun
     names = ["train", "val"] if settings.val_fraction else ["train"]
     read = [source.path for source in sources[:file]]
     work.bad_lines.restore(place.get("bad_lines", {}), read)
@@ -299,7 +300,7 @@ def _encode_all(
 
         def begin_file() -> dict[str, Any]:
             marks = {name: writer.mark() for name, writer in writers.items()}
-            return {"side": side, "documents": documents, "parts": marks}
+            return {"parts": marks}
 
         begin = place["begin"] if item else begin_file()
 
@@ -308,8 +309,6 @@ def _encode_all(
             found = {
                 "file": file,
                 "item": item,
-                "side": side,
-                "documents": documents,
                 "parts": state,
                 "begin": begin,
                 "bad_lines": work.bad_lines.reasons,
@@ -319,13 +318,14 @@ def _encode_all(
         note()
         last = time.monotonic()
         encoded = stack.enter_context(encode_in_order(tokenizer, pieces, work.workers))
-        for number, piece, found in encoded:
+        for (number, part, piece), tokens in encoded:
             if number != file:
                 file, item, begin = number, 0, begin_file()
-            if piece.begins:
-                side = "val" if split.validates(piece, documents) else "train"
-                documents += 1
-            _add(writers[side], piece, found, tokenizer.end)
+            writers[part].add(*tokens)
+            if piece.ends:
+                if tokenizer.end is not None:
+                    writers[part].add(np.array([tokenizer.end]), 0)
+                writers[part].end_document()
             item += 1
             if work.on_progress is not None:
                 work.on_progress(before[number] + piece.position)
@@ -335,33 +335,21 @@ def _encode_all(
         return {name: writer.finish() for name, writer in writers.items()}
 
 
-def _add(writer: PartWriter, piece: Piece, encoded: Encoded, end: int | None) -> None:
-    writer.add(*encoded)
-    if piece.ends:
-        if end is not None:
-            writer.add(np.array([end]), 0)
-        writer.end_document()
-
-
-def _pieces(work: _Work, split: Split, file: int, item: int) -> Iterator[tuple[int, Piece]]:
-    """Yield (number of the file, piece) from piece ``item`` of file ``file`` on."""
+def _pieces(work: _Work, split: Split, file: int, item: int) -> Iterator[Item]:
+    """Yield the pieces to encode from piece ``item`` of file ``file`` on."""
     for number, source in enumerate(work.sources[file:], start=file):
-        for piece in islice(split.divide(work.read(source)), item, None):
-            yield number, piece
+        for part, piece in islice(split.parts(number, work.read(source)), item, None):
+            yield number, part, piece
         item = 0
 
 
 def _learn_from(work: _Work, split: Split) -> Iterator[str]:
     """Yield the text that a BPE is learned from: an equal share of each file's training split."""
     share = max(1, _LEARN // max(1, len(work.sources)))
-    documents = 0
-    for source in work.sources:
-        taken, learns = 0, True
-        for piece in split.divide(work.read(source)):
-            if piece.begins:
-                learns = not split.validates(piece, documents)
-                documents += 1
-            if learns:
+    for number, source in enumerate(work.sources):
+        taken = 0
+        for part, piece in split.parts(number, work.read(source)):
+            if part == "train":
                 yield piece.text[: share - taken]
                 taken += len(piece.text)
             if taken >= share:

@@ -1,0 +1,1 @@
+"""What activations are made of: coefficients, formulas, arithmetic."""
