@@ -70,7 +70,7 @@ def _main(task: Task) -> None:
             if _HELP & set(options):
                 print(help_text(task, overrides))
                 return
-            _hydra_main(task, options, overrides)
+            _hydra_main(task, options, overrides, debug)
             return
         configs = _checked(task, options, overrides)
         of_hydra = any(key.startswith("hydra") for key in given_keys(overrides))
@@ -80,20 +80,25 @@ def _main(task: Task) -> None:
                 options = [option for option in options if option not in _SWEEP]
                 raise SystemExit(_sweep(options, overrides))
         if options or of_hydra:
-            _hydra_main(task, options, overrides)
+            _hydra_main(task, options, overrides, debug)
         else:
             _run(task, configs[0], overrides)
     except PolyvisionError as error:
-        if is_further_rank():
-            _ranks().leave_error(error)
-            raise SystemExit(2) from None
-        if debug:
-            raise
-        say_error(error)
-        raise SystemExit(getattr(error, "code", 2)) from None  # of another rank: its own
+        _fail(error, debug)
 
 
-def _hydra_main(task: Task, options: list[str], overrides: list[str]) -> None:
+def _fail(error: PolyvisionError, debug: bool) -> None:
+    """End with one line and a code, or with a traceback where that is asked for."""
+    if is_further_rank():
+        _ranks().leave_error(error)
+        raise SystemExit(2) from None
+    if debug:
+        raise error
+    say_error(error)
+    raise SystemExit(getattr(error, "code", 2)) from None  # of another rank: its own
+
+
+def _hydra_main(task: Task, options: list[str], overrides: list[str], debug: bool) -> None:
     """Let Hydra do what only it knows: its options, folders, sweepers and launchers."""
     register_groups()
     opened = [for_hydra(override, str(override.input_line)) for override in parse(overrides)]
@@ -101,8 +106,11 @@ def _hydra_main(task: Task, options: list[str], overrides: list[str]) -> None:
 
     def job(node: DictConfig) -> Any:
         own = [text.removeprefix("++") for text in HydraConfig.get().overrides.task]
-        config = from_folder(typed_config(node), Path(HydraConfig.get().runtime.cwd))
-        return _run(task, config, own)
+        try:
+            config = from_folder(typed_config(node), Path(HydraConfig.get().runtime.cwd))
+            return _run(task, config, own)
+        except PolyvisionError as error:  # Hydra would print a traceback
+            _fail(error, debug)
 
     hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=SCRIPTS[task])(
         job

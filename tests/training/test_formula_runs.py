@@ -13,7 +13,8 @@ from polyvision.activations import activation_modules
 from polyvision.cli import main
 from polyvision.training import restore
 from polyvision.training.app import main as train_main
-from polyvision.training.config.compose import combinations, compose
+from polyvision.training.config.compose import compose
+from polyvision.training.config.overrides import combinations
 
 MISH = "x * tanh(softplus(b * x))"
 ROOT = Path(__file__).parents[2]

@@ -139,6 +139,7 @@ class TransformerSizes:
             cutoff = self.init_cutoff * std
             nn.init.trunc_normal_(matrix, std=std, a=-cutoff, b=cutoff)
 
+
 @dataclass(frozen=True, kw_only=True)
 class TransformerShape(TransformerSizes):
     """Everything that determines the model: its sizes, the vocabulary and the activation.

@@ -220,3 +220,14 @@ else:
         first.kill()
         assert output.read() == b""  # comes when the other one has ended as well
     first.wait()
+
+
+def test_an_error_beside_options_of_hydra_is_one_line(tmp_path, monkeypatch, capsys):
+    def fails(*arguments):
+        raise PolyvisionError("a mistake")
+
+    monkeypatch.setattr(app, "_run", fails)
+    monkeypatch.setattr("sys.argv", ["train_lm.py", "model=lm_tiny", f"hydra.run.dir={tmp_path}"])
+    with pytest.raises(SystemExit) as ended:
+        app.main("language")
+    assert (ended.value.code, capsys.readouterr().err) == (2, "error: a mistake\n")
