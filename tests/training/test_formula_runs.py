@@ -35,7 +35,7 @@ def test_several_formulas_make_several_runs_in_folders_of_their_own():
     assert len(set(labels)) == 4
     assert labels[0] == "formula-f_x_b_c3c74b-initb1.0"
     assert not any(set(label) & set(" /*()'") for label in labels)
-    assert combinations(given)[1][1:] == ["act.f='x * b'", "++act.init.b=2"]
+    assert combinations(given)[1][1:] == ["act.f='x * b'", "act.init.b=2"]
 
 
 @pytest.mark.parametrize(

@@ -288,12 +288,11 @@ def _wrong_groups(cls: type[schema.Config], values: Mapping[str, Any]) -> list[s
     experiment = values.get("experiment")
     if isinstance(experiment, Mapping) and "name" not in experiment:
         return [f"experiment.{key}: experiment is None here" for key in experiment]
-    other = [
-        g for g in groups if (values.get(g) or {}).get("task", values["task"]) != values["task"]
-    ]
+    task: Any = values["task"]
+    other = [g for g in groups if (values.get(g) or {}).get("task", task) != task]
     if "experiment" in other:  # which chose the others
         other = ["experiment"]
-    return [_wrong_task(values["task"], group, values[group]) for group in other]
+    return [_wrong_task(task, group, values[group]) for group in other]
 
 
 def _unknown_key(key: str, values: Mapping[str, Any], known: set[str]) -> str:
