@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +21,7 @@ from polyvision.activations.base.expression import (
     mistake,
     read_expression,
 )
+from polyvision.activations.base.shared import finite
 from polyvision.activations.registry import Kind, register_activation
 from polyvision.errors import PolyvisionError, did_you_mean
 from polyvision.kernels.reference import compute_dtype
@@ -101,6 +101,8 @@ class Formula(Coefficients):
             raise PolyvisionError(
                 f"Formula: dtype must be a floating-point torch.dtype, got {dtype!r}"
             )
+        if not isinstance(init, Mapping | None):
+            raise PolyvisionError(f"Formula: init must be a dict of numbers by name, got {init!r}")
         expression = read_expression(f)
         self._initial = _initial_values(expression, init or {})
         _check_finite(f, tuple(self._initial.items()))
@@ -197,8 +199,8 @@ def _initial_values(expression: Expression, init: Mapping[str, Any]) -> dict[str
                 f"unknown name {name!r}.{hint} A parameter needs an initial value: "
                 f"act.init.{name}=1.0, in Python init={{{name!r}: 1.0}}",
             )
-        if hasattr(nn.Module, name) or name in _RESERVED:
-            raise mistake(text, start, f"{name!r} has a meaning in PyTorch; take another name")
+        if hasattr(Formula, name) or name in _RESERVED:
+            raise mistake(text, start, f"{name!r} has a meaning in the module; take another name")
     for name, value in init.items():
         if name not in names:
             hint = did_you_mean(str(name), names)
@@ -206,11 +208,7 @@ def _initial_values(expression: Expression, init: Mapping[str, Any]) -> dict[str
                 f"init.{name}: the formula {text!r} has no such name.{hint} "
                 f"Its names: {', '.join(names) or 'none but x'}"
             )
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not math.isfinite(value)
-        ):
+        if not finite(value):
             raise PolyvisionError(f"init.{name} must be a finite number, got {value!r}")
     return {name: float(init[name]) for name in names}
 

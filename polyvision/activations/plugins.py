@@ -68,7 +68,7 @@ def _load_module(name: str) -> None:
             f"plugins: there is no module {name!r}, neither installed nor in {here}: install the "
             f"package it belongs to, or give the path of a file, plugins=[path/to/{name}.py]"
         ) from error
-    except Exception as error:  # whatever the code of a user raises
+    except (Exception, SystemExit) as error:  # whatever the code of a user raises
         raise _failed(name, error) from error
 
 
@@ -89,7 +89,7 @@ def _load_file(given: str) -> None:
     sys.modules[name] = module  # before it runs, as an import does it
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever the code of a user raises
+    except (Exception, SystemExit) as error:  # whatever the code of a user raises
         del sys.modules[name]
         raise _failed(given, error) from error
 
@@ -108,15 +108,15 @@ def _loaded(path: Path) -> ModuleType | None:
     return None
 
 
-def _failed(plugin: str, error: Exception) -> PolyvisionError:
+def _failed(plugin: str, error: Exception | SystemExit) -> PolyvisionError:
+    said = first_line(error)
     if isinstance(error, SyntaxError):
-        place = f"{error.filename}, line {error.lineno}"
+        said = error.msg  # its text names the place too
+        place = f"{error.filename or plugin}, line {error.lineno or 1}"
     else:
         frames = traceback.extract_tb(error.__traceback__)
         theirs = [f for f in frames if not f.filename.startswith((_HERE, "<"))]
         last = (theirs or frames)[-1]
         place = f"{last.filename}, line {last.lineno}"
     what = "" if isinstance(error, PolyvisionError) else f"{type(error).__name__}: "
-    return PolyvisionError(
-        f"plugins: {plugin} cannot be loaded: {what}{first_line(error)} ({place})"
-    )
+    return PolyvisionError(f"plugins: {plugin} cannot be loaded: {what}{said} ({place})")

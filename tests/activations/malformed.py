@@ -14,7 +14,8 @@ MALFORMED: list[tuple[str, int, str]] = [
     ("b * X", 5, "no X"),
     ("()", 1, "more than one formula, or none"),
     # Not Python.
-    ("x *", 1, "cannot be read"),
+    ("x *", 4, "something is missing"),
+    (" x + ", 5, "something is missing"),
     ("* x", 1, "cannot be read"),
     ("x +* 2", 4, "cannot be read"),
     ("x x", 3, "cannot be read"),
@@ -30,7 +31,7 @@ MALFORMED: list[tuple[str, int, str]] = [
     ("x..real", 3, "cannot be read"),
     ("0777 * x", 1, "cannot be read"),
     ("1__0 * x", 2, "cannot be read"),
-    ("x +", 1, "cannot be read"),
+    ("x +", 4, "something is missing"),
     # Characters that have no meaning.
     ("x ^ 2", 3, "a power is written **"),
     ("|x|", 1, "abs(...)"),

@@ -219,6 +219,13 @@ def test_a_value_for_each_channel() -> None:
         ({"f": MISH, "init": {"b": math.nan}}, r"init.b must be a finite number, got nan"),
         ({"f": MISH, "init": {"b": "1"}}, r"init.b must be a finite number, got '1'"),
         ({"f": MISH, "init": {"b": True}}, r"init.b must be a finite number, got True"),
+        ({"f": MISH, "init": {"b": 1e39}}, r"init.b must be a finite number, got 1e\+39"),
+        ({"f": MISH, "init": {"b": 10**400}}, r"init.b must be a finite number"),
+        ({"f": MISH, "init": [1.0]}, r"init must be a dict of numbers by name, got \[1.0\]"),
+        (
+            {"f": "x * function_name", "init": {"function_name": 1}},
+            r"column 5: 'function_name' has a meaning",
+        ),
         ({"f": "forward * x", "init": {"forward": 1}}, r"column 1: 'forward' has a meaning"),
         ({"f": "x * dim", "init": {"dim": 1}}, r"column 5: 'dim' has a meaning"),
         ({"f": "x * f", "init": {"f": 1}}, r"column 5: 'f' has a meaning"),

@@ -269,6 +269,8 @@ def test_what_does_not_fit_is_refused() -> None:
     for name, keyword, value, wanted in [
         ("swish", "beta", "1", "a finite number"),
         ("swish", "beta", float("nan"), "a finite number"),
+        ("swish", "beta", 1e39, "a finite number"),  # infinite in fp32
+        ("swish", "beta", 10**400, "a finite number"),
         ("swish", "num_parameters", 0, "a positive integer"),
         ("swish", "trainable", 1, "True or False"),
         ("swish", "dim", True, "an integer"),

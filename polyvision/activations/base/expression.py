@@ -188,7 +188,9 @@ class _Reader:
         try:
             tree = ast.parse(text[start:], mode="eval").body
         except SyntaxError as error:
-            offset = min(start + (error.offset or 1) - 1, len(text))
+            if not error.offset:  # Python's mark for a text that stops where more must follow
+                self.fail(len(text.rstrip()), "it cannot be read here (something is missing)")
+            offset = min(start + error.offset - 1, len(text))
             self.fail(max(offset, 0), f"it cannot be read here ({error.msg})")
         except (ValueError, MemoryError, RecursionError):
             self.fail(start, "it is nested too deeply or has a number that is too long")

@@ -19,7 +19,6 @@ computed in fp32 and rounded once; fp64 stays fp64.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import (
     Any,
@@ -41,6 +40,7 @@ from polyvision.activations.base.coefficients import (
     is_traced,
     step_of_a_graph,
 )
+from polyvision.activations.base.shared import finite
 from polyvision.errors import PolyvisionError, unknown
 from polyvision.kernels.reference import compute_dtype
 from polyvision.kernels.steps import Steps, integral, stepped, straight_through
@@ -219,8 +219,7 @@ class Pointwise(Coefficients):
                 self._check(key, number)
             return
         positive = " greater than 0" if key in type(self).positive else ""
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or (positive and value <= 0):
+        if not finite(value) or (positive and value <= 0):
             raise self._refused(key, f"a finite number{positive}", value)
 
     def _refused(self, key: str, wanted: str, value: Any) -> PolyvisionError:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from polyvision.errors import PolyvisionError
 from polyvision.kernels.reference import compute_dtype
 
-__all__ = ["Device", "Dtype", "number", "parameter", "wide"]
+__all__ = ["Device", "Dtype", "finite", "number", "parameter", "wide"]
 
 Device: TypeAlias = torch.device | str | None
 Dtype: TypeAlias = torch.dtype | None
@@ -25,6 +25,12 @@ def wide(x: Tensor) -> Tensor:
     return x.to(compute_dtype(x))
 
 
+def finite(value: Any) -> bool:
+    """Tell whether ``value`` is a number that is finite in fp32 too, and no bool."""
+    given = isinstance(value, int | float) and not isinstance(value, bool)
+    return given and abs(value) <= torch.finfo(torch.float32).max
+
+
 def number(
     owner: nn.Module, key: str, value: Any, *, above: float = -math.inf, below: float = math.inf
 ) -> float:
@@ -33,8 +39,7 @@ def number(
     Raises:
         PolyvisionError: it is not; the text names the class and the keyword.
     """
-    given = isinstance(value, int | float) and not isinstance(value, bool)
-    if not given or not math.isfinite(value) or not above < value < below:
+    if not finite(value) or not above < value < below:
         bounds = "" if math.isinf(above) else f" greater than {above:g}"
         bounds += "" if math.isinf(below) else f"{' and' * bool(bounds)} less than {below:g}"
         raise PolyvisionError(

@@ -11,7 +11,7 @@ from polyvision.activations import activation_info, activation_names
 from polyvision.activations.plugins import load_plugins, module_of
 from polyvision.activations.registry import Kind
 from polyvision.analysis.catalogue.contract import CHECKS, Subject, problem_of, subject_of
-from polyvision.errors import PolyvisionError, first_line, unknown
+from polyvision.errors import PolyvisionError, unknown
 
 __all__ = ["add_arguments", "run"]
 
@@ -50,11 +50,8 @@ def run(arguments: argparse.Namespace) -> str:
         SystemExit: 1 if a check failed.
     """
     subject = _subject(arguments.activation, arguments.kind, arguments.surrogate)
-    try:
-        subject.build()
-    except Exception as error:  # whatever the code of a user raises
-        text = f"{type(error).__name__}: {first_line(error)}"
-        raise PolyvisionError(f"{subject.name}() cannot be built: {text}") from error
+    if (broken := problem_of(Subject.build, subject)) is not None:
+        raise PolyvisionError(f"{subject.name}() cannot be built: {broken}")
     results = {name: problem_of(check, subject) for name, check in CHECKS.items()}
     width = max(map(len, results))
     lines = [f"{subject.name} ({subject.kind})"]
@@ -73,6 +70,8 @@ def run(arguments: argparse.Namespace) -> str:
 def _subject(given: str, kind: Kind | None, surrogate: bool) -> Subject:
     place, colon, name = given.rpartition(":")
     if not colon:
+        if kind is not None and given in activation_names():
+            raise PolyvisionError(f"--kind is for a class, and {given} is registered: leave it out")
         if given not in activation_names() and given.endswith(".py"):
             raise PolyvisionError(f"{given}: say which class or function of it, {given}:Mine")
         subject = subject_of(given)

@@ -57,7 +57,7 @@ class Subject:
         """Build the module; one that draws random numbers is in eval mode."""
         module: Any = self.make(*arguments, **self.options, **keywords)
         if not isinstance(module, nn.Module):
-            raise _Broken(f"it builds a {type(module).__name__}, not an nn.Module")
+            raise _Broken(f"it builds one of type {type(module).__name__}, not an nn.Module")
         return module.eval() if self.kind == "stochastic" else module
 
     def inputs(self, *shape: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -81,7 +81,7 @@ def subject_of(name: str, **options: Any) -> Subject:
     return Subject(name, info.factory, info.kind_with(options), options, surrogate)
 
 
-def problem_of(check: Callable[[Subject], None], subject: Subject) -> str | None:
+def problem_of(check: Callable[[Subject], object], subject: Subject) -> str | None:
     """Run one check and return what fails, in one line, or None."""
     try:
         with torch.random.fork_rng(devices=[]):

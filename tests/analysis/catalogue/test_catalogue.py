@@ -237,7 +237,8 @@ def test_check_on_a_file(
         "polyvision.analysis.catalogue.check_command.CHECKS", {n: CHECKS[n] for n in QUICK}
     )
     good, bad = tmp_path / "checked_good.py", tmp_path / "checked_bad.py"
-    good.write_text(FILE.format("torch.relu(x)"))
+    functions = "\n\ndef number(): return 3\n\ndef broken(): 1 / 0\n"
+    good.write_text(FILE.format("torch.relu(x)") + functions)
     bad.write_text(FILE.format("torch.relu(x) + torch.rand_like(x)"))
     assert main(["check", f"{good}:Mine"]) == 0
     assert f"all {len(QUICK)} checks passed" in capsys.readouterr().out
@@ -251,6 +252,9 @@ def test_check_on_a_file(
         (str(good), "say which class"),
         ("nothere:Mine", "there is no module 'nothere'"),
         ("nothere", "unknown activation 'nothere'"),
+        (f"{good}:number", "number() cannot be built: it builds one of type int, not an nn.Module"),
+        (f"{good}:broken", "broken() cannot be built: ZeroDivisionError: division by zero"),
+        ("relu --kind gated", "--kind is for a class, and relu is registered: leave it out"),
     ):
-        assert main(["check", given]) == 2
+        assert main(["check", *given.split()]) == 2
         assert said in capsys.readouterr().err
