@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyvision import functional
-from polyvision.activations.base.coefficients import Polynomial
+from polyvision.activations.base.coefficients import Coefficients, Polynomial
 from polyvision.activations.base.shared import Device, Dtype, number, parameter, wide
 from polyvision.activations.polynomial import PolyNorm
 from polyvision.activations.registry import register_activation
@@ -237,7 +237,7 @@ class PowLU(nn.Module):
         return f"m={self.m}"
 
 
-class _Expanded(nn.Module):
+class _Expanded(Coefficients):
     """A gated unit whose gate reaches from -alpha to 1 + alpha, with alpha learned."""
 
     def __init__(
@@ -252,6 +252,10 @@ class _Expanded(nn.Module):
         self._initial = number(self, "alpha", alpha)
         self.second_order = second_order
         self.alpha = parameter(self, [alpha], device, dtype)
+
+    def function_name(self) -> str:
+        """Name the function that alpha belongs to."""
+        return type(self).__name__ + ("2" if self.second_order else "")
 
     def reset_parameters(self) -> None:
         """Set alpha to its initial value."""

@@ -35,7 +35,7 @@ Kind = Literal["pointwise", "normalising", "gated", "stochastic", "mixture"]
 Factory = TypeVar("Factory", bound=Callable[..., nn.Module])
 
 # Set by the place an activation is put into, never by a configuration.
-_SITE_KEYWORDS = frozenset({"inplace", "dim", "features", "channels", "groups", "device", "dtype"})
+_SITE_KEYWORDS = frozenset({"inplace", "dim", "features", "groups", "device", "dtype"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +53,8 @@ class ActivationInfo:
         factory: class or function that builds the module.
         options: a dataclass whose fields are the keywords a user may set, with their defaults.
         module: name of the module that registered it.
+        kind_of: the kind as a function of the options, where it depends on them.
+        surrogate: it is trained with another derivative than its own.
     """
 
     name: str
@@ -63,6 +65,7 @@ class ActivationInfo:
     options: type[Any]
     module: str
     kind_of: Callable[[Mapping[str, Any]], Kind] | None = None
+    surrogate: bool = False
 
     def kind_with(self, options: Mapping[str, Any]) -> Kind:
         """Return the kind with these options; defaults stand for those that are not given."""
@@ -84,12 +87,18 @@ _MARK = "_polyvision_activation"  # attribute of a module made here: its registe
 
 
 def register_activation(
-    name: str, *, kind: Kind | Callable[[Mapping[str, Any]], Kind], source: str, formula: str
+    name: str,
+    *,
+    kind: Kind | Callable[[Mapping[str, Any]], Kind],
+    source: str,
+    formula: str,
+    surrogate: bool = False,
 ) -> Callable[[Factory], Factory]:
     """Register a module class or factory under ``name``; the only step needed to add an activation.
 
     Every keyword of ``factory`` needs a type and a default; ``act.<keyword>=`` is made from them.
     Where the kind depends on the options, ``kind`` is a function of all of them that returns it.
+    ``surrogate`` says that it is trained with another derivative than its own.
 
     Raises:
         ValueError: the name is taken, the kind is not one of the five, or a keyword lacks its type
@@ -106,7 +115,7 @@ def register_activation(
         kind_of = kind if callable(kind) else None
         fixed = kind if not callable(kind) else kind(dataclasses.asdict(options()))
         _REGISTRY[name] = ActivationInfo(
-            name, fixed, source, formula, factory, options, module, kind_of
+            name, fixed, source, formula, factory, options, module, kind_of, surrogate
         )
         return factory
 

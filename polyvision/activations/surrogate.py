@@ -20,6 +20,7 @@ _APPROX_BP = "Yang et al. 2024, https://arxiv.org/abs/2406.16282"
     kind="pointwise",
     source="Kimhi et al. 2024, https://arxiv.org/abs/2411.10573",
     formula="max(x, 0), trained with the derivative 1[x > -alpha]",
+    surrogate=True,
 )
 class HeLU(Stepped):
     """Rectifier with hysteresis: max(x, 0), trained with the derivative 1[x > -alpha].
@@ -44,6 +45,7 @@ class HeLU(Stepped):
     kind="pointwise",
     source=_APPROX_BP,
     formula="x Phi(x), trained with the derivative sum_j a_j 1[x > c_j]",
+    surrogate=True,
 )
 class ReGELU2(Stepped):
     """GELU, trained with the derivative of three ReLUs, sum over j of a_j 1[x > c_j].
@@ -70,6 +72,7 @@ class ReGELU2(Stepped):
     kind="pointwise",
     source=_APPROX_BP,
     formula="x sigmoid(x), trained with the derivative sum_j a_j 1[x > c_j]",
+    surrogate=True,
 )
 class ReSiLU2(Stepped):
     """SiLU, trained with the derivative of three ReLUs, sum over j of a_j 1[x > c_j].
@@ -96,6 +99,7 @@ class ReSiLU2(Stepped):
     kind="pointwise",
     source="Horuz et al. 2025, https://arxiv.org/abs/2505.22074",
     formula="max(x, 0), trained with the derivative of (x + alpha) sigmoid(x) - alpha / 2",
+    surrogate=True,
 )
 class SUGARBSiLU(Pointwise):
     """Rectifier, trained with the derivative of B-SiLU, (x + alpha) sigmoid(x) - alpha / 2.

@@ -144,3 +144,11 @@ def test_the_gated_layers_of_timm_take_a_gate_of_any_kind() -> None:
     assert re.search(r"\(act\): PolyNorm", repr(layer))
     want = create_activation("polynorm_glu")(layer.fc1_g(x), layer.fc1_x(x))
     torch.testing.assert_close(layer(x), layer.fc2(want))
+
+
+def test_alpha_of_one_expanded_gate_does_not_load_into_another():
+    values = create_activation("xgeglu", alpha=0.5).state_dict()
+    assert create_activation("xgeglu").load_state_dict(values).missing_keys == []
+    for other in (create_activation("xswiglu"), create_activation("xgeglu", second_order=True)):
+        with pytest.raises(RuntimeError, match="XGEGLU"):
+            other.load_state_dict(values)

@@ -62,9 +62,10 @@ def test_low_precision_rounds_once(name: str, dtype: torch.dtype) -> None:
     want = ORACLES[name](module.double(), *(x.double() for x in xs))
     # The coefficients are exact in fp32; gated baselines round the gate as well as the product.
     roundings = 2 if activation_info(name).kind == "gated" else 1
-    # Values just above a power of 2 are rounded most.
-    rounded = 1.02 * relative_rms(want.to(dtype), want)
-    assert relative_rms(got, want) <= roundings * max(TOLERANCE[dtype], rounded)
+    bound = roundings * TOLERANCE[dtype]
+    if name in ("dsilu", "snake"):  # many values just above a power of 2, which are rounded most
+        bound = max(bound, 1.02 * relative_rms(want.to(dtype), want))
+    assert relative_rms(got, want) <= bound
 
 
 @pytest.mark.parametrize("name", ["relu", "gelu", "silu"])

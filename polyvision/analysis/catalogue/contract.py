@@ -77,8 +77,7 @@ def subject_of(name: str, **options: Any) -> Subject:
         PolyvisionError: there is none of that name.
     """
     info = activation_info(name)
-    surrogate = "trained with the derivative" in info.formula
-    return Subject(name, info.factory, info.kind_with(options), options, surrogate)
+    return Subject(name, info.factory, info.kind_with(options), options, info.surrogate)
 
 
 def problem_of(check: Callable[[Subject], object], subject: Subject) -> str | None:
