@@ -190,6 +190,6 @@ def _meanings(cls: type) -> dict[str, str]:
 
 
 def _type(hint: Any) -> str:
-    from polyvision.training.config.typed import describe
+    from polyvision.typed import describe
 
     return describe(hint).replace("|", "\\|")
