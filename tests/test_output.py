@@ -121,10 +121,10 @@ def test_the_runs_of_a_sweep_know_that_they_are(options, monkeypatch):
     monkeypatch.setenv("POLYVISION_SWEEP", "")  # to be put back
     monkeypatch.delenv("POLYVISION_SWEEP")
     monkeypatch.setattr(sys, "argv", ["train_lm.py", *options, "seed=1"])
-    monkeypatch.setattr(app, "_check", lambda *_: None)
+    monkeypatch.setattr(app, "_checked", lambda *_: [None])
+    monkeypatch.setattr(app, "_run", lambda *_: None)
     seen = []
     monkeypatch.setattr(app, "_sweep", lambda *_: seen.append(os.environ["POLYVISION_SWEEP"]) or 0)
-    monkeypatch.setattr(app.hydra, "main", lambda **_: lambda job: lambda: None)
     with suppress(SystemExit):
         app.main("language")
     assert seen == (["1"] if options else [])
