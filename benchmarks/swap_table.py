@@ -25,8 +25,8 @@ from torchvision import models
 
 from polyvision.models.swap.command import build_empty
 from polyvision.models.swap.replace import swap_activations
-from polyvision.models.trace.functions import is_activation_module, is_bounded
 from polyvision.models.trace.inputs import Inputs, example_inputs
+from polyvision.models.trace.known_activations import is_activation_module, is_bounded
 
 ACTIVATION = "polynorm"
 TRANSFORMERS = ("bert", "gpt2", "llama", "vit")

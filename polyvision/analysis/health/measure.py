@@ -1,7 +1,6 @@
 """Sparsity and health of a network: what its activations, states, weights and gradients look like.
 
-Sources: massive activations, Sun et al. 2024, https://arxiv.org/abs/2402.17762. The dynamic dead
-neuron rate is named in the literature without a formula; the one here is this project's.
+Source: massive activations, Sun et al. 2024, https://arxiv.org/abs/2402.17762.
 """
 
 from __future__ import annotations
@@ -14,26 +13,24 @@ import torch
 from torch import Tensor, nn
 
 from polyvision.activations import activation_modules
-from polyvision.analysis.health.neurons import neuron_parts
+from polyvision.analysis.health.dead_neurons import neuron_deaths
+from polyvision.analysis.health.ffn_neurons import neuron_parts
 from polyvision.analysis.health.sparsity import ppl_sparsity
 from polyvision.analysis.layers import (
     feature_dims,
     forward,
     inference,
     layers,
-    rows_of,
     watch_outputs,
     weight_matrices,
 )
 
 __all__ = [
-    "Deaths",
     "Health",
     "excess_kurtosis",
     "gradient_norms",
     "mean",
     "measure_health",
-    "neuron_deaths",
     "state_extremes",
     "total",
     "zero_share",
@@ -71,39 +68,6 @@ def zero_share(x: Tensor) -> float:
         0.5
     """
     return int((x == 0).sum()) / x.numel()
-
-
-@dataclasses.dataclass(frozen=True)
-class Deaths:
-    """Shares of neurons that put out nothing but 0.
-
-    Attributes:
-        static: share of neurons (features) that are 0 on the whole batch: dead units.
-        dynamic: share of (neuron, sample) pairs that are 0 at every place of the sample while the
-            neuron lives on another sample of the batch: the dynamic dead neuron rate.
-    """
-
-    static: float
-    dynamic: float
-
-
-def neuron_deaths(x: Tensor, dim: int | None = None) -> Deaths:
-    """Count dead neurons in a batch of activations.
-
-    A pair (neuron, sample) is dead if the neuron is 0 at every place of the sample: all tokens of a
-    sequence, all pixels of a map. The share of dead pairs is ``static + dynamic``.
-
-    Args:
-        x: (samples, ...) with the neurons along ``dim``.
-        dim: the feature dimension; None for the second of four dimensions, else the last.
-
-    Example:
-        >>> neuron_deaths(torch.tensor([[0.0, 0.0, 1.0, 1.0], [0.0, 2.0, 3.0, 1.0]]))
-        Deaths(static=0.25, dynamic=0.125)
-    """
-    alive = torch.stack([(rows_of(sample, dim) != 0).any(0) for sample in torch.split(x, 1)])
-    static = 1 - float(alive.any(0).double().mean())
-    return Deaths(static, 1 - float(alive.double().mean()) - static)
 
 
 def excess_kurtosis(x: Tensor) -> float:

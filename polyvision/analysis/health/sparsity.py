@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyvision.analysis.health.neurons import Neurons, Part, watch_neurons
+from polyvision.analysis.health.ffn_neurons import Neurons, Part, watch_neurons
 from polyvision.analysis.layers import inference
 
 __all__ = ["cett", "ppl_sparsity", "silence", "threshold_for"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from polyvision.data.images.folder import ClassTree, ImageFiles, scan_class_tree, split_class_tree
 from polyvision.data.images.sets import ImageData, Request
-from polyvision.data.images.strict import strict_data
+from polyvision.data.images.strict_dataset import strict_data
 from polyvision.errors import PolyvisionError, looked_for, some
 
 __all__ = ["existing_folder", "folder_data", "load_folder", "load_imagenet"]

@@ -22,7 +22,7 @@ from timm.data.readers import create_reader
 
 from polyvision.data.images.identity import array_digest, digest
 from polyvision.data.images.sets import ImageData, Request
-from polyvision.data.images.strict import strict_data
+from polyvision.data.images.strict_dataset import strict_data
 from polyvision.errors import PolyvisionError
 
 __all__ = ["HubImages", "TensorFlowImages", "load_hfds", "load_tfds"]

@@ -27,7 +27,7 @@ from polyvision.data.images.folder import is_image
 from polyvision.data.images.identity import array_digest, digest
 from polyvision.data.images.names import Names
 from polyvision.data.images.sets import ImageData, Request
-from polyvision.data.images.strict import strict_data
+from polyvision.data.images.strict_dataset import strict_data
 from polyvision.errors import PolyvisionError, some
 
 __all__ = ["TarImages", "load_tar", "load_wds"]

@@ -12,7 +12,7 @@ from torch import nn
 from polyvision.errors import PolyvisionError, did_you_mean
 from polyvision.models.swap.report import ROLES, Kept, Site
 from polyvision.models.swap.sites import KEPT_ROLES
-from polyvision.models.trace.functions import FUNCTIONS
+from polyvision.models.trace.known_activations import FUNCTIONS
 
 __all__ = ["Select", "choose"]
 

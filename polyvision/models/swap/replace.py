@@ -19,8 +19,8 @@ from polyvision.models.swap.rewrite import CannotRewrite, rewritten_class, sourc
 from polyvision.models.swap.save_pretrained import guard_save_pretrained
 from polyvision.models.swap.sites import find_sites
 from polyvision.models.trace.call import Call, Execution, Location
-from polyvision.models.trace.functions import is_activation_module
 from polyvision.models.trace.inputs import Inputs, example_inputs
+from polyvision.models.trace.known_activations import is_activation_module
 from polyvision.models.trace.tracer import HOOKS, Tracer, hooks_of
 
 __all__ = ["OnLeftover", "swap_activations"]

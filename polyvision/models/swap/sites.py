@@ -19,8 +19,12 @@ from polyvision.errors import PolyvisionError, first_line
 from polyvision.models.swap.report import Kept, Role, Site
 from polyvision.models.swap.rewrite import attribute_for
 from polyvision.models.trace.call import Call, Execution
-from polyvision.models.trace.functions import is_activation_module, is_bounded, is_whole_norm
 from polyvision.models.trace.inputs import Inputs, other_sizes
+from polyvision.models.trace.known_activations import (
+    is_activation_module,
+    is_bounded,
+    is_whole_norm,
+)
 from polyvision.models.trace.tracer import Tracer
 
 __all__ = ["KEPT_ROLES", "feature_dim", "find_sites"]

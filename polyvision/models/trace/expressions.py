@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyvision.models.trace.call import KeptRole
 from polyvision.models.trace.flow import MAXIMUM, SAME, Flow, Node
-from polyvision.models.trace.functions import (
+from polyvision.models.trace.known_activations import (
     BOUNDED,
     GRID,
     is_affine,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from polyvision.models.trace.call import Location
-from polyvision.models.trace.functions import FUNCTIONS
+from polyvision.models.trace.known_activations import FUNCTIONS
 
 __all__ = [
     "AFFINE",

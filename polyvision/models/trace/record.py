@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from polyvision.models.trace.call import Call, Execution, KeptRole, Operand
 from polyvision.models.trace.expressions import Expression, Expressions
 from polyvision.models.trace.flow import Flow, Node
-from polyvision.models.trace.functions import GRID, is_bounded, plain_name, recognised
+from polyvision.models.trace.known_activations import GRID, is_bounded, plain_name, recognised
 from polyvision.models.trace.purpose import is_kernel, is_of_parameters
 
 __all__ = ["Executed", "Record", "describe", "has_no_state"]

@@ -31,13 +31,13 @@ from polyvision.activations import is_activation
 from polyvision.errors import PolyvisionError, first_line
 from polyvision.models.trace.call import Call, Execution, Location, Operand
 from polyvision.models.trace.flow import Node
-from polyvision.models.trace.functions import (
+from polyvision.models.trace.inputs import Inputs
+from polyvision.models.trace.known_activations import (
     FUNCTIONS,
     INPLACE,
     is_activation_module,
     is_whole_norm,
 )
-from polyvision.models.trace.inputs import Inputs
 from polyvision.models.trace.made_up_values import MadeUpValues
 from polyvision.models.trace.record import Executed, Record, describe, has_no_state
 

@@ -14,24 +14,24 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor, nn
 
 from polyvision.activations import activation_modules
-from polyvision.errors import PolyvisionError, some
+from polyvision.errors import some
 from polyvision.training.config.schema import RecipeConfig
 from polyvision.training.loading.loader import TrainLoader
 from polyvision.training.loading.seeding import seed_all
 from polyvision.training.loop.averaging import WeightAverage, averaged_tag
-from polyvision.training.loop.non_finite import Finding, advice, find_non_finite, non_finite_samples
+from polyvision.training.loop.non_finite import (
+    SMALLEST_LOSS_SCALE,
+    Finding,
+    NonFiniteError,
+    advice,
+    find_non_finite,
+    non_finite_samples,
+)
 from polyvision.training.loop.optimization import build_optimizer, build_schedule
 from polyvision.training.loop.steps import FinishedStep, StepListener, StepSums, Sums
 from polyvision.training.run.checkpoint import rescale_progress
 
-__all__ = ["NonFiniteError", "TaskModule"]
-
-# GradScaler halves its scale at each overflow; below this the gradients themselves overflow.
-_SMALLEST_LOSS_SCALE = 2.0**-14
-
-
-class NonFiniteError(PolyvisionError):
-    """Training met a loss or gradient that is not finite, and stopped before using it."""
+__all__ = ["TaskModule"]
 
 
 class TaskModule(LightningModule):
@@ -239,7 +239,7 @@ class TaskModule(LightningModule):
 
     def _refuse(self, norm: Tensor, scaler: torch.amp.GradScaler | None) -> None:
         scaled = scaler is not None and torch.isfinite(self._loss)
-        if scaled and scaler is not None and scaler.get_scale() > _SMALLEST_LOSS_SCALE:
+        if scaled and scaler is not None and scaler.get_scale() > SMALLEST_LOSS_SCALE:
             return  # the scaler sees the overflow too, skips this step and lowers its scale
         step = f"step {self.global_step}"
         finding: Finding | None = None

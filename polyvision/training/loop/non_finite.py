@@ -1,4 +1,7 @@
-"""Where a run broke: the first module that made a non-finite value, and what may help."""
+"""Non-finite losses and gradients: the error that stops a run, where they arose, what may help.
+
+``TaskModule`` checks each step before the optimizer takes it.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,27 @@ import torch
 from torch import Tensor, nn
 
 from polyvision.activations import PolyCom, PolyPReLU, PolyReLU, activation_modules
+from polyvision.errors import PolyvisionError
 
-__all__ = ["Finding", "advice", "find_non_finite", "non_finite_samples"]
+__all__ = [
+    "SMALLEST_LOSS_SCALE",
+    "Finding",
+    "NonFiniteError",
+    "advice",
+    "find_non_finite",
+    "non_finite_samples",
+]
+
+# The loss scale of fp16 training has collapsed when it is this small: GradScaler halves it at each
+# overflow, and below this the gradients themselves overflow.
+SMALLEST_LOSS_SCALE = 2.0**-14
 
 # Between the first activation and the largest output before the range ends: growth, no accident.
 _GROWTH = 1e4
+
+
+class NonFiniteError(PolyvisionError):
+    """Training met a loss or gradient that is not finite, and stopped before using it."""
 
 
 def non_finite_samples(batch: Any) -> list[int]:

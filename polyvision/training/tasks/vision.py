@@ -32,7 +32,8 @@ from polyvision.training.loading.loader import MapDataset
 from polyvision.training.loop.module import TaskModule
 from polyvision.training.loop.steps import Sums
 from polyvision.training.tasks.finetune import start_from
-from polyvision.training.tasks.objective import build_loss, build_mixup, check_objective
+from polyvision.training.tasks.image_loss import build_loss, check_objective
+from polyvision.training.tasks.mixup import build_mixup
 from polyvision.training.tasks.task import Task
 from polyvision.typed import values_of
 

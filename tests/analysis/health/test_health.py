@@ -7,12 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from polyvision.analysis.health.dead_neurons import Deaths, neuron_deaths
 from polyvision.analysis.health.measure import (
-    Deaths,
     excess_kurtosis,
     gradient_norms,
     measure_health,
-    neuron_deaths,
     state_extremes,
     zero_share,
 )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyvision.analysis.health.neurons import Neurons, neuron_parts, watch_neurons
+from polyvision.analysis.health.ffn_neurons import Neurons, neuron_parts, watch_neurons
 from polyvision.analysis.health.sparsity import cett, ppl_sparsity, silence, threshold_for
 from polyvision.models.language.moe import MoE
 from polyvision.models.language.shape import MoEShape

@@ -190,9 +190,9 @@ def test_loss_scaling_and_decay_are_those_of_the_trainers(small) -> None:
     assert plugin.precision == "16-mixed"
     with stepper.context:
         assert torch.get_autocast_dtype("cpu") == torch.float16
-    from polyvision.training.loop.module import _SMALLEST_LOSS_SCALE
+    from polyvision.training.loop.non_finite import SMALLEST_LOSS_SCALE
 
-    assert COLLAPSE == _SMALLEST_LOSS_SCALE
+    assert COLLAPSE == SMALLEST_LOSS_SCALE
     ours = [
         (g["weight_decay"], [id(p) for p in g["params"]]) for g in stepper.optimizer.param_groups
     ]

@@ -16,7 +16,7 @@ from polyvision.data.images.augment import Augment
 from polyvision.data.images.registry import load_image_data
 from polyvision.data.images.sets import Request
 from polyvision.data.images.skips import SkippedImages
-from polyvision.data.images.strict import StrictImages
+from polyvision.data.images.strict_dataset import StrictImages
 from polyvision.errors import PolyvisionError
 
 PLAIN: dict[str, Any] = {"image_size": 8, "mean": (0, 0, 0), "std": (1, 1, 1)}

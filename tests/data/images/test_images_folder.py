@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from polyvision.data.images.folder import ClassTree, scan_class_tree, split_class_tree
 from polyvision.data.images.registry import Augment, ImageData, collate, load_image_data
-from polyvision.data.images.strict import StrictImages
+from polyvision.data.images.strict_dataset import StrictImages
 from polyvision.errors import PolyvisionError
 
 COLOURS = {"ant": (200, 0, 0), "bee": (0, 200, 0), "cat": (0, 0, 200)}

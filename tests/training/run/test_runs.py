@@ -14,7 +14,8 @@ from polyvision.models.language.shape import TransformerShape
 from polyvision.models.trained.network import LanguageNetwork, network_to_plain
 from polyvision.training.config.compose import compose
 from polyvision.training.logging.console import Console
-from polyvision.training.loop.module import NonFiniteError, TaskModule
+from polyvision.training.loop.module import TaskModule
+from polyvision.training.loop.non_finite import NonFiniteError
 from polyvision.training.loop.saving import Checkpoints
 from polyvision.training.run.folder import Run
 from polyvision.training.run.resume import check_files

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from polyvision.errors import PolyvisionError
 from polyvision.training import app
-from polyvision.training.loop.module import NonFiniteError
+from polyvision.training.loop.non_finite import NonFiniteError
 from polyvision.training.run import ranks
 from polyvision.training.run.ranks import RankError, Watch, leave_error, watched
 from polyvision.training.run.state import track

@@ -1,43 +1,19 @@
-"""The training loss of images: mixup and cutmix, softmax or binary cross-entropy."""
+"""The training loss of images: softmax or binary cross-entropy, of labels or of mixed targets."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch.nn.functional as F
-from timm.data import Mixup
 from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 from torch import Tensor
 
 from polyvision.errors import PolyvisionError
 from polyvision.training.config.schema import VisionRecipeConfig
 
-__all__ = ["build_loss", "build_mixup", "check_objective"]
+__all__ = ["build_loss", "check_objective"]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-def build_mixup(recipe: VisionRecipeConfig, classes: int) -> Mixup | None:
-    """Return timm's mixup and cutmix of images (B, C, H, W), B even, and labels; None for neither.
-
-    It works in place and returns targets (B, classes). What is drawn comes from NumPy's global
-    generator, which is seeded for each batch.
-
-    Sources: mixup, Zhang et al. 2017, https://arxiv.org/abs/1710.09412; cutmix, Yun et al. 2019,
-    https://arxiv.org/abs/1905.04899.
-    """
-    mix = recipe.mix
-    if not (mix.mixup or mix.cutmix):
-        return None
-    return Mixup(  # type: ignore[no-untyped-call]
-        mixup_alpha=mix.mixup,
-        cutmix_alpha=mix.cutmix,
-        prob=mix.prob,
-        switch_prob=mix.switch_prob,
-        mode=mix.mode,
-        label_smoothing=recipe.label_smoothing,
-        num_classes=classes,
-    )
 
 
 def build_loss(recipe: VisionRecipeConfig, *, mixed: bool) -> Loss:

@@ -14,8 +14,8 @@ from polyvision.activations import create_activation
 from polyvision.data.images.registry import collate
 from polyvision.models.vision.create import create_vision_model
 from polyvision.training.config.compose import compose
-from polyvision.training.loop.module import NonFiniteError, TaskModule
-from polyvision.training.loop.non_finite import advice, find_non_finite
+from polyvision.training.loop.module import TaskModule
+from polyvision.training.loop.non_finite import NonFiniteError, advice, find_non_finite
 from polyvision.training.session import run_task
 from polyvision.training.tasks import vision
 

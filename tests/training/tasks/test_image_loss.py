@@ -8,7 +8,8 @@ import torch
 
 from polyvision.training.config.compose import compose
 from polyvision.training.config.schema import MixConfig
-from polyvision.training.tasks.objective import build_loss, build_mixup
+from polyvision.training.tasks.image_loss import build_loss
+from polyvision.training.tasks.mixup import build_mixup
 from polyvision.training.tasks.vision import VisionModule
 
 CLASSES = 5
